@@ -1,0 +1,1 @@
+"""Capture what happens inside PyTorch models, for whole datasets."""

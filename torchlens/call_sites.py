@@ -1,0 +1,113 @@
+"""Which instructions led to a torch call: the basis of a site's identity.
+
+A call site is the chain of (code object, instruction offset) from a module's forward
+down to the torch call.  Its digest uses file base name, qualified name and offset, so
+that it is equal in another process of the same Python version, wherever the code lies.
+"""
+
+import dis
+import hashlib
+from pathlib import PurePath
+from types import CodeType, FrameType
+
+from .records import CallSite, Frame
+
+_BINARY_OP = dis.opmap["BINARY_OP"]
+_EMPTY = CallSite((), "")
+# Order of the argument of BINARY_OP (CPython's NB_* constants); +13 is in place.
+_NUM_OPERATORS = 13
+_IN_PLACE = (
+    "iadd",
+    "iand",
+    "ifloordiv",
+    "ilshift",
+    "imatmul",
+    "imul",
+    "imod",
+    "ior",
+    "ipow",
+    "irshift",
+    "isub",
+    "itruediv",
+    "ixor",
+)
+_FLOOR_DIVIDE = 2
+_TRUE_DIVIDE = 11
+
+__all__ = ["CallSites", "digest_of", "source_frame"]
+
+
+def digest_of(steps: tuple[tuple[CodeType, int], ...]) -> str:
+    """Return a digest of 16 hexadecimal digits of the instructions in `steps`."""
+    text = ";".join(
+        f"{PurePath(code.co_filename).name}:{code.co_qualname}:{offset}"
+        for code, offset in steps
+    )
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def source_frame(code: CodeType, offset: int) -> Frame:
+    """Return the file, line and function of one instruction."""
+    for index, position in enumerate(code.co_positions()):
+        if index == offset // 2:
+            return Frame(
+                code.co_filename, position[0] or code.co_firstlineno, code.co_qualname
+            )
+    return Frame(code.co_filename, code.co_firstlineno, code.co_qualname)
+
+
+class CallSites:
+    """Walks frames up to a module's forward and interns what it finds.
+
+    Keys hold the ids of code objects, which the interned `CallSite` keeps alive;
+    hashing a code object itself would hash its constants each time.
+    """
+
+    def __init__(self, boundaries: frozenset[CodeType]) -> None:
+        self._boundaries = boundaries
+        self._known: dict[tuple[int, ...], CallSite] = {}
+        self._bytecode: dict[int, tuple[CodeType, bytes]] = {}
+
+    def at(self, frame: FrameType | None) -> CallSite:
+        """Return the call site of `frame`, up to and without the next boundary."""
+        boundaries = self._boundaries
+        key: list[int] = []
+        start = frame
+        while frame is not None and frame.f_code not in boundaries:
+            key.append(id(frame.f_code))
+            key.append(frame.f_lasti)
+            frame = frame.f_back
+        site = self._known.get(tuple(key))
+        if site is None:
+            steps: list[tuple[CodeType, int]] = []
+            frame = start
+            for _ in range(len(key) // 2):
+                assert frame is not None
+                steps.append((frame.f_code, frame.f_lasti))
+                frame = frame.f_back
+            steps.reverse()
+            site = CallSite(tuple(steps), digest_of(tuple(steps))) if steps else _EMPTY
+            self._known[tuple(key)] = site
+        return site
+
+    def operator(self, frame: FrameType, func_name: str) -> str | None:
+        """Return the operator's own name where `frame` stands at one torch renames.
+
+        torch reports `x += y` as `add_` and `a / b` as `div`.
+        """
+        code = frame.f_code
+        known = self._bytecode.get(id(code))
+        if known is None:
+            known = self._bytecode[id(code)] = (code, code.co_code)
+        offset = frame.f_lasti
+        if offset < 0 or known[1][offset] != _BINARY_OP:
+            return None
+        kind = known[1][offset + 1]
+        if kind >= _NUM_OPERATORS:
+            in_place = func_name.endswith("_") or func_name.startswith("__i")
+            return _IN_PLACE[kind - _NUM_OPERATORS] if in_place else None
+        if kind == _TRUE_DIVIDE and func_name in ("div", "__div__", "__truediv__"):
+            return "truediv"
+        if kind == _FLOOR_DIVIDE and func_name in ("floor_divide", "__floordiv__"):
+            return "floordiv"
+        return None

@@ -1,0 +1,78 @@
+"""From what the user passed to the plain module that will be captured."""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from .errors import ModelError
+
+__all__ = ["has_compiled_parts", "unwrap_model"]
+
+
+def unwrap_model(model: Any) -> nn.Module:
+    """Return the plain module inside DDP and `torch.compile` wrappers.
+
+    Raises:
+        ModelError: If `model` is no `nn.Module`, is TorchScript, is a `DataParallel`,
+            or has parameters on the meta device.
+    """
+    if not isinstance(model, nn.Module):
+        kind = "the class" if isinstance(model, type) else "an object of type"
+        name = model.__name__ if isinstance(model, type) else type(model).__name__
+        raise ModelError(
+            f"A torch.nn.Module was wanted as the model, but {kind} {name!r} came. "
+            "Pass the module itself, built and loaded."
+        )
+    while True:
+        if isinstance(model, torch.jit.ScriptModule):
+            raise ModelError(
+                f"{type(model).__name__!r} is a TorchScript module, whose ops run "
+                "outside Python and cannot be seen. Pass the eager module it was "
+                "scripted or traced from."
+            )
+        if isinstance(model, nn.DataParallel):
+            raise ModelError(
+                "nn.DataParallel runs replicas in threads that share one set of hooks, "
+                "so captures of different replicas would mix. Pass model.module, and "
+                "use one process per device."
+            )
+        if isinstance(model, nn.parallel.DistributedDataParallel):
+            model = model.module
+        elif type(model).__name__ == "OptimizedModule" and "_orig_mod" in vars(
+            model
+        ).get("_modules", {}):
+            model = model._modules["_orig_mod"]
+        else:
+            break
+        assert isinstance(model, nn.Module)
+    _refuse_meta(model)
+    return model
+
+
+def _refuse_meta(model: nn.Module) -> None:
+    for kind, named in (
+        ("parameter", model.named_parameters()),
+        ("buffer", model.named_buffers()),
+    ):
+        for name, tensor in named:
+            if tensor.is_meta and not _is_offloaded(model):
+                raise ModelError(
+                    f"The {kind} {name!r} of {type(model).__name__} lies on the meta "
+                    "device and has no values. Load the weights first, for example "
+                    "with model.to_empty(device=...) and load_state_dict."
+                )
+
+
+def _is_offloaded(model: nn.Module) -> bool:
+    """Return whether accelerate brings the weights in during the forward."""
+    return any(hasattr(module, "_hf_hook") for module in model.modules())
+
+
+def has_compiled_parts(model: nn.Module) -> bool:
+    """Return whether the model holds code that `torch.compile` has replaced."""
+    return any(
+        getattr(module, "_compiled_call_impl", None) is not None
+        or type(module).__name__ == "OptimizedModule"
+        for module in model.modules()
+    )

@@ -1,0 +1,133 @@
+"""Tensors inside nested values: where each is, and how that place is written.
+
+Knows tuples, lists, named tuples, mappings and dataclasses.  A path is a tuple whose
+ints index sequences, whose plain strings are mapping keys and whose strings with a
+leading dot are attributes: `[0]`, `["hidden"]`, `.key`.
+"""
+
+import dataclasses
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from .errors import SelectorError
+from .records import Path
+
+_MAX_DEPTH = 12
+_PART = re.compile(r"""\[(-?\d+)\]|\["([^"]*)"\]|\['([^']*)'\]|\.([A-Za-z_]\w*)""")
+
+__all__ = ["format_path", "get_at", "leaves", "map_tensors", "parse_path"]
+
+
+def leaves(value: Any, prefix: Path = ()) -> Iterator[tuple[Path, torch.Tensor]]:
+    """Yield every tensor inside `value` with its path, in a fixed order."""
+    if isinstance(value, torch.Tensor):
+        yield prefix, value
+        return
+    if len(prefix) >= _MAX_DEPTH:
+        return
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            if isinstance(key, str | int):
+                yield from leaves(item, (*prefix, key))
+    elif isinstance(value, tuple) and hasattr(value, "_fields"):
+        for name in value._fields:
+            yield from leaves(getattr(value, name), (*prefix, f".{name}"))
+    elif isinstance(value, tuple | list):
+        for index, item in enumerate(value):
+            yield from leaves(item, (*prefix, index))
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            yield from leaves(getattr(value, field.name), (*prefix, f".{field.name}"))
+
+
+def get_at(value: Any, path: Path) -> Any:
+    """Return what lies at `path` inside `value`.
+
+    Raises:
+        LookupError: If the structure has nothing there.
+    """
+    for part in path:
+        if isinstance(part, str) and part.startswith("."):
+            try:
+                value = getattr(value, part[1:])
+            except AttributeError as error:
+                raise LookupError(str(error)) from error
+        else:
+            value = value[part]
+    return value
+
+
+def map_tensors(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
+    """Return a copy of the nested `value` with every tensor replaced by `change` of it.
+
+    Containers that hold no tensor are returned as they are.
+    """
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(map_tensors(item, change) for item in value))
+    if isinstance(value, tuple | list):
+        return type(value)(map_tensors(item, change) for item in value)
+    if isinstance(value, Mapping):
+        changed = {key: map_tensors(item, change) for key, item in value.items()}
+        if type(value) is dict:
+            return changed
+        copied = _shallow_copy(value)
+        for key, item in changed.items():
+            copied[key] = item
+        return copied
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        changes = {
+            field.name: map_tensors(getattr(value, field.name), change)
+            for field in dataclasses.fields(value)
+            if field.init
+        }
+        return dataclasses.replace(value, **changes)
+    return value
+
+
+def _shallow_copy(value: Any) -> Any:
+    copy = getattr(value, "copy", None)
+    return copy() if callable(copy) else dict(value)
+
+
+def format_path(path: Path) -> str:
+    """Return the text of a path, such as `[0]["hidden"].key`."""
+    parts = []
+    for part in path:
+        if isinstance(part, int):
+            parts.append(f"[{part}]")
+        elif part.startswith("."):
+            parts.append(part)
+        else:
+            parts.append(f'["{part}"]')
+    return "".join(parts)
+
+
+def parse_path(text: str) -> Path:
+    """Return the path written as `text`; the reverse of `format_path`.
+
+    Raises:
+        SelectorError: If the text is not a path.
+    """
+    parts: list[str | int] = []
+    position = 0
+    while position < len(text):
+        match = _PART.match(text, position)
+        if match is None:
+            raise SelectorError(
+                f"{text!r} is not a path into an output. Write it like "
+                f'[0], ["hidden"] or .field, as often as needed.'
+            )
+        index, double, single, attribute = match.groups()
+        if index is not None:
+            parts.append(int(index))
+        elif attribute is not None:
+            parts.append(f".{attribute}")
+        else:
+            parts.append(double if double is not None else single)
+        position = match.end()
+    return tuple(parts)
