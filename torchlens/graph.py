@@ -180,9 +180,7 @@ class Graph:
         """Return the site that captures one tensor of a module call's output."""
         depth = _DEPTH_LIMIT - 1 - self._depths[call.index]
         return Site(
-            key=SiteKey(
-                "module_output", call.address, call.call_index, path=leaf.path
-            ),
+            key=SiteKey("module_output", call.address, call.call_index, path=leaf.path),
             node=leaf.node,
             order=(call.end_node * 4 + 1) * _DEPTH_LIMIT + depth,
             name=self._site_name(call, leaf, len(call.outputs) > 1),

@@ -30,7 +30,7 @@ def _guarded(num_modules: int) -> tuple[tuple[dict[str, Any], str], ...]:
 
     Cached on the number of loaded modules, since scanning them costs a millisecond.
     """
-    found = []
+    found: list[tuple[dict[str, Any], str]] = []
     for name, module in list(sys.modules.items()):
         if not name.startswith("torch.") or name == "torch.overrides":
             continue
