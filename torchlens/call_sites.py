@@ -10,7 +10,11 @@ import hashlib
 from pathlib import PurePath
 from types import CodeType, FrameType
 
+import torch
+
 from .records import CallSite, Frame
+
+_TORCH_FOLDER = str(PurePath(torch.__file__).parent)
 
 _BINARY_OP = dis.opmap["BINARY_OP"]
 _EMPTY = CallSite((), "")
@@ -93,9 +97,12 @@ class CallSites:
     def operator(self, frame: FrameType, func_name: str) -> str | None:
         """Return the operator's own name where `frame` stands at one torch renames.
 
-        torch reports `x += y` as `add_` and `a / b` as `div`.
+        torch reports `x += y` as `add_` and `a / b` as `div`.  Inside torch's own
+        composites the reported name stays: users know those by torch's names.
         """
         code = frame.f_code
+        if code.co_filename.startswith(_TORCH_FOLDER):
+            return None
         known = self._bytecode.get(id(code))
         if known is None:
             known = self._bytecode[id(code)] = (code, code.co_code)

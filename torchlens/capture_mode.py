@@ -46,6 +46,8 @@ class CaptureMode(TorchFunctionMode):
             state.before_write(args[0])
         elif "out" in kwargs:
             state.before_write(kwargs["out"])
+        if facts.random:
+            state.keep_random_state()
         frame = sys._getframe(1)
         call = _Call(facts, frame, self._sites)
         # The arguments' origins are read before the call: it may write into them.

@@ -75,13 +75,16 @@ class CaptureState:
     def __init__(
         self,
         params: Mapping[int, str],
-        buffers: Mapping[int, str],
+        buffers: Mapping[int, tuple[torch.Tensor, list[str]]],
         payloads: Payloads,
         wanted: frozenset[SiteKey] | None,
         stop_at: SiteKey | None,
     ) -> None:
         self.params = params
-        self.buffers = dict(buffers)
+        self.buffers = {key: names[0] for key, (_, names) in buffers.items()}
+        self._kept: dict[int, list[torch.Tensor]] = {}  # buffers by memory
+        for buffer, _ in buffers.values():
+            self._kept.setdefault(memory_key(buffer), []).append(buffer)
         self.payloads = payloads
         self.table = TensorTable()
         self.nodes: list[RawNode] = []
@@ -93,6 +96,8 @@ class CaptureState:
         self.layer_types: list[str] = []
         self.stopped = False
         self.num_calls = 0  # torch calls; outputs of one call share the number
+        self.random_states: dict[int, torch.Tensor] = {}  # before torch call k
+        self.written: list[tuple[torch.Tensor, torch.Tensor]] = []  # buffer, before
         self._wanted = wanted
         self.stop_at = stop_at
         self._specs: dict[object, str] = {}
@@ -211,4 +216,18 @@ class CaptureState:
     def before_write(self, target: Any) -> None:
         """Save payloads that share memory with `target`, which is about to change."""
         for _, tensor in leaves(target):
-            self.payloads.before_write(memory_key(tensor))
+            memory = memory_key(tensor)
+            self.payloads.before_write(memory)
+            for buffer in self._kept.pop(memory, ()):
+                self.written.append((buffer, buffer.detach().clone()))
+
+    def restore_written(self) -> None:
+        """Give buffers that the forward wrote the values they had before."""
+        with torch.no_grad():
+            for buffer, value in self.written:
+                buffer.copy_(value)
+
+    def keep_random_state(self) -> None:
+        """Keep the generator's state for the torch call about to run."""
+        if self._wanted is None:
+            self.random_states[self.num_calls + 1] = torch.get_rng_state()

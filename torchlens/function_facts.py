@@ -1,4 +1,4 @@
-"""What a torch function is to a capture: its name, whether it writes, whether it counts.
+"""What a torch function is to a capture: its name, whether it writes, and so on.
 
 Facts depend on the function object alone and are cached by the caller.
 """
@@ -70,6 +70,13 @@ _NOT_OPS = frozenset(
         "untyped_storage",
     }
 )
+_RANDOM = frozenset(
+    "alpha_dropout bernoulli cauchy dropout dropout1d dropout2d dropout3d exponential "
+    "feature_alpha_dropout feature_dropout fractional_max_pool2d geometric gru "
+    "log_normal lstm multinomial normal poisson rand rand_like randint randint_like "
+    "randn randn_like random randperm rnn_relu rnn_tanh rrelu rrelu_with_noise "
+    "scaled_dot_product_attention uniform".split()
+)
 _DUNDER_WRITES = frozenset({"__setitem__", "__delitem__"})
 
 
@@ -82,12 +89,14 @@ class FunctionFacts:
         type: For labels: lower case, no underscores.
         is_op: Whether a call that returns tensors becomes an op.
         writes: Whether it writes into its first argument.
+        random: Whether it may draw from torch's random generator.
     """
 
     name: str
     type: str
     is_op: bool
     writes: bool
+    random: bool = False
 
 
 def type_name(name: str) -> str:
@@ -111,7 +120,8 @@ def facts_of(func: Callable[..., Any]) -> FunctionFacts:
     if not special and name.endswith("_") and not name.startswith("__"):
         writes = True
     plain = name.strip("_") if special else name
-    return FunctionFacts(plain, type_name(plain), is_op, writes and is_op)
+    random = plain.rstrip("_") in _RANDOM
+    return FunctionFacts(plain, type_name(plain), is_op, writes and is_op, random)
 
 
 _IN_PLACE_OPERATORS = frozenset(

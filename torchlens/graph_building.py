@@ -32,10 +32,10 @@ class ModelNames:
             self.modules.setdefault(module, []).append(name or "self")
         self.params: dict[int, tuple[torch.Tensor, list[str]]] = {}
         self.buffers: dict[int, tuple[torch.Tensor, list[str]]] = {}
-        for name, tensor in model.named_parameters(remove_duplicate=False):
-            self.params.setdefault(id(tensor), (tensor, []))[1].append(name)
-        for name, tensor in model.named_buffers(remove_duplicate=False):
-            self.buffers.setdefault(id(tensor), (tensor, []))[1].append(name)
+        for name, param in model.named_parameters(remove_duplicate=False):
+            self.params.setdefault(id(param), (param, []))[1].append(name)
+        for name, buffer in model.named_buffers(remove_duplicate=False):
+            self.buffers.setdefault(id(buffer), (buffer, []))[1].append(name)
         for module, (address, *_) in self.modules.items():
             for attribute, value in _plain_tensors(module):
                 if id(value) in self.params or id(value) in self.buffers:
@@ -52,11 +52,6 @@ class ModelNames:
     def param_names(self) -> dict[int, str]:
         """Return each parameter's primary address by the object's id."""
         return {key: names[0] for key, (_, names) in self.params.items()}
-
-    @property
-    def buffer_names(self) -> dict[int, str]:
-        """Return each buffer's primary address by the object's id."""
-        return {key: names[0] for key, (_, names) in self.buffers.items()}
 
     def tensors(self) -> Iterable[torch.Tensor]:
         """Yield every parameter and buffer once."""
@@ -211,11 +206,13 @@ def _module_records(
             calls=tuple(called.get(address, ())),
             params=tuple(
                 names.params[id(parameter)][1][0]
-                for parameter in module.parameters(recurse=False)
+                for parameter in module._parameters.values()
+                if parameter is not None
             ),
             buffers=tuple(
                 names.buffers[id(buffer)][1][0]
-                for buffer in module.buffers(recurse=False)
+                for buffer in module._buffers.values()
+                if buffer is not None
             ),
             training=module.training,
         )

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
@@ -27,11 +28,14 @@ _Forward = Callable[..., Any]
 def _wrap(tracker: "ModuleTracker", module: nn.Module, original: _Forward) -> _Forward:
     @functools.wraps(original)
     def traced_forward(*args: Any, **kwargs: Any) -> Any:
-        call = tracker.begin(module, args, kwargs, sys._getframe(1))
+        # The bookkeeping reads tensors; the mode must not take that for the model's.
+        with torch._C.DisableTorchFunction():
+            call = tracker.begin(module, args, kwargs, sys._getframe(1))
         try:
             output = original(*args, **kwargs)
             if call.direct:
-                tracker.end(call, output)
+                with torch._C.DisableTorchFunction():
+                    tracker.end(call, output)
             return output
         except BaseException:
             tracker.abandon(call)
@@ -93,7 +97,8 @@ class ModuleTracker:
     def _finish(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         stack = self._state.stack
         if stack and stack[-1].module_id == id(module) and not stack[-1].direct:
-            self.end(stack[-1], output)
+            with torch._C.DisableTorchFunction():
+                self.end(stack[-1], output)
 
     def begin(
         self,
@@ -120,7 +125,8 @@ class ModuleTracker:
             for path, tensor in leaves((args, kwargs)):
                 origin = state.origin(tensor)
                 if origin.node is not None:
-                    inputs.append((path[1:], origin.node, state.spec_of(tensor)))
+                    spec = state.nodes[origin.node].spec
+                    inputs.append((path[1:], origin.node, spec))
         call = OpenCall(
             index=len(state.calls),
             module_id=id(module),
@@ -152,7 +158,7 @@ class ModuleTracker:
                 key = SiteKey("module_input", call.address, 1, path=path[1:])
                 raw = state.boundary("input", "input", tensor, (), key, ())
                 known = state.add(raw, tensor)
-            inputs.append((path[1:], known, state.spec_of(tensor)))
+            inputs.append((path[1:], known, state.nodes[known].spec))
         call.inputs = tuple(inputs)
         call.first_node = len(state.nodes)
 
@@ -166,7 +172,7 @@ class ModuleTracker:
             node = origin.node
             if node is None or node < call.first_node:
                 node = self._add_identity(call, path, key, tensor, origin.param)
-            outputs.append((path, node, state.spec_of(tensor)))
+            outputs.append((path, node, state.nodes[node].spec))
             if key == state.stop_at:
                 self._close(call, outputs)
                 state.maybe_stop(key)

@@ -42,12 +42,15 @@ class Capture:
         graph: Records of the forward pass.
         payloads: Saved tensors by node index.
         versions: Write count of each payload when it was saved; `None` if not counted.
+        random_states: State of torch's generator before each torch call that may have
+            drawn from it, by call number; kept when all payloads are.
         output: The model's output; `None` when the forward was stopped.
     """
 
     graph: Graph
     payloads: Mapping[int, torch.Tensor]
     versions: Mapping[int, int | None]
+    random_states: Mapping[int, torch.Tensor]
     output: Any
 
 
@@ -80,9 +83,7 @@ def run_capture(
     _refuse_nesting()
     names = ModelNames(model)
     payloads = Payloads(detach=detach, protected=names.tensors())
-    state = CaptureState(
-        names.param_names, names.buffer_names, payloads, wanted, stop_at
-    )
+    state = CaptureState(names.param_names, names.buffers, payloads, wanted, stop_at)
     grad_mode = torch.is_grad_enabled()
     output = _run(model, args, kwargs, names, state)
     if not state.stopped:
@@ -91,7 +92,9 @@ def run_capture(
     _check_overwritten(graph, payloads, state)
     if state.gaps != list(graph.gaps):
         graph = build_graph(state, names, grad_mode)
-    return Capture(graph, payloads.tensors, payloads.versions, output)
+    return Capture(
+        graph, payloads.tensors, payloads.versions, state.random_states, output
+    )
 
 
 def _refuse_nesting() -> None:
@@ -117,6 +120,7 @@ def _run(
         stack.enter_context(preserved_randomness(model))
         stack.enter_context(preserved_state(model))
         stack.enter_context(eager_and_unfused(model))
+        stack.callback(state.restore_written)
         stack.callback(_restore_modes, depth)
         stack.callback(tracker.remove)
         tracker.install()
