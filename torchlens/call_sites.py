@@ -7,6 +7,7 @@ that it is equal in another process of the same Python version, wherever the cod
 
 import dis
 import hashlib
+import os
 from pathlib import PurePath
 from types import CodeType, FrameType
 
@@ -14,7 +15,7 @@ import torch
 
 from .records import CallSite, Frame
 
-_TORCH_FOLDER = str(PurePath(torch.__file__).parent)
+_TORCH_FOLDER = str(PurePath(torch.__file__).parent) + os.sep
 
 _BINARY_OP = dis.opmap["BINARY_OP"]
 _EMPTY = CallSite((), "")
@@ -35,7 +36,6 @@ _IN_PLACE = (
     "itruediv",
     "ixor",
 )
-_FLOOR_DIVIDE = 2
 _TRUE_DIVIDE = 11
 
 __all__ = ["CallSites", "digest_of", "source_frame"]
@@ -111,10 +111,8 @@ class CallSites:
             return None
         kind = known[1][offset + 1]
         if kind >= _NUM_OPERATORS:
-            in_place = func_name.endswith("_") or func_name.startswith("__i")
+            in_place = func_name.endswith("_") or func_name.startswith("i")
             return _IN_PLACE[kind - _NUM_OPERATORS] if in_place else None
-        if kind == _TRUE_DIVIDE and func_name in ("div", "__div__", "__truediv__"):
+        if kind == _TRUE_DIVIDE and func_name == "div":
             return "truediv"
-        if kind == _FLOOR_DIVIDE and func_name in ("floor_divide", "__floordiv__"):
-            return "floordiv"
         return None

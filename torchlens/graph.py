@@ -4,6 +4,7 @@ Holds facts only; payloads belong to a trace, and turning what a user writes int
 belongs to `selectors` and `lookup`.
 """
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,8 +26,8 @@ from .records import (
 )
 from .structures import format_path
 
-_TORCH_FOLDER = str(FilePath(torch.__file__).parent)
-_OWN_FOLDER = str(FilePath(__file__).parent)
+_TORCH_FOLDER = str(FilePath(torch.__file__).parent) + os.sep
+_OWN_FOLDER = str(FilePath(__file__).parent) + os.sep
 _DEPTH_LIMIT = 1 << 12
 
 __all__ = ["Graph", "Site"]

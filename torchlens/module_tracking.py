@@ -72,6 +72,8 @@ class ModuleTracker:
     def install(self) -> None:
         """Put hooks and wrappers on every module."""
         for module in self._addresses:
+            if isinstance(module, torch.jit.ScriptModule):
+                continue  # takes no hooks; its result will be of unknown origin
             self._handles.append(module.register_forward_pre_hook(self._expect))
             self._handles.append(module.register_forward_hook(self._finish))
             own = "forward" in module.__dict__

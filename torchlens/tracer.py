@@ -11,7 +11,7 @@ from torch import nn
 from .call_sites import CallSites
 from .capture_mode import CaptureMode
 from .capture_state import CaptureState, StopCapture
-from .errors import CaptureError, InputError
+from .errors import CaptureError, InputError, TorchLensError
 from .graph import Graph
 from .graph_building import ModelNames, build_graph
 from .guards import CompositeGuards
@@ -131,7 +131,7 @@ def _run(
         except StopCapture:
             return None
         except _MODEL_ERRORS as error:
-            if isinstance(error, torch.OutOfMemoryError):
+            if isinstance(error, torch.OutOfMemoryError | TorchLensError):
                 raise
             raise _explain(model, args, kwargs, state, error) from error
 
