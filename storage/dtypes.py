@@ -1,0 +1,88 @@
+"""Logical dtypes: their names, their numpy carriers, the value that means "no data".
+
+bfloat16 travels as uint16 bit patterns, because numpy itself has no such type; every
+reader here hands it out as the `ml_dtypes` type, whose `.view("uint16")` is those bits.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchlens.errors import DataError
+
+_BFLOAT16_NAN = 0x7FC0
+
+SUPPORTED = (
+    "float64",
+    "float32",
+    "float16",
+    "bfloat16",
+    "int64",
+    "int32",
+    "int16",
+    "int8",
+    "uint64",
+    "uint32",
+    "uint16",
+    "uint8",
+    "bool",
+    "complex64",
+    "complex128",
+)
+
+
+def check_dtype(name: str) -> None:
+    """Raise DataError unless `name` is a dtype that a store can hold."""
+    if name not in SUPPORTED:
+        raise DataError(
+            f"A layer of dtype {name!r} cannot be stored. Supported are "
+            f"{', '.join(SUPPORTED)}. Cast it, for instance with dtype='float32'."
+        )
+
+
+def carrier(name: str) -> np.dtype[Any]:
+    """Return the little-endian numpy dtype in which values of `name` are written."""
+    dtype: np.dtype[Any] = np.dtype("uint16" if name == "bfloat16" else name)
+    return dtype.newbyteorder("<")
+
+
+def native(name: str) -> np.dtype[Any]:
+    """Return the numpy dtype in which readers hand out values of `name`."""
+    if name != "bfloat16":
+        return np.dtype(name)
+    from ml_dtypes import bfloat16
+
+    return np.dtype(bfloat16)
+
+
+def fill_value(name: str) -> np.ndarray[Any, Any]:
+    """Return what stands for "no data", zero-dimensional, in the carrier dtype.
+
+    NaN where the dtype has one, else zero.  A hole never looks like this to a reader
+    of this package: it asks the commit records what exists.
+    """
+    dtype = carrier(name)
+    if name == "bfloat16":
+        return np.array(_BFLOAT16_NAN, dtype)
+    if dtype.kind == "c":
+        return np.array(complex(np.nan, np.nan), dtype)
+    return np.array(np.nan if dtype.kind == "f" else 0, dtype)
+
+
+def as_carrier(rows: NDArray[Any], name: str) -> NDArray[Any]:
+    """Return `rows` as a contiguous array of the carrier dtype, without casting.
+
+    Raises:
+        DataError: If the values are of another dtype; nothing is cast silently.
+    """
+    dtype = carrier(name)
+    if name == "bfloat16" and rows.dtype.name == "bfloat16":
+        rows = np.ascontiguousarray(rows).view("uint16")
+    if rows.dtype.newbyteorder("=") != dtype.newbyteorder("="):
+        wanted = "uint16 bit patterns" if name == "bfloat16" else name
+        raise DataError(
+            f"Rows of dtype {rows.dtype} came for a layer declared {name}: hand over "
+            f"{wanted}."
+        )
+    return np.ascontiguousarray(rows, dtype=dtype)
