@@ -1,0 +1,287 @@
+"""What one extraction is: the plan, the data, and every fact its values depend on.
+
+Nothing here touches the store except to look for an earlier plan; nothing runs the
+model except the making of a new plan.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import default_collate
+
+from torchlens.errors import DataError, ModelError, SelectorError
+from torchlens.identity import identify
+from torchlens.lookup import Layers
+from torchlens.model_access import unwrap_model
+from torchlens.model_inputs import ModelInputs
+from torchlens.planner import plan as make_plan
+from torchlens.plans import CapturePlan
+from torchlens.run_modes import ambient_autocast
+from torchlens.selector_algebra import Selector
+from torchlens.storage import ArraySpec
+
+from .code_digest import digest_code
+from .fingerprints import describe_callable, fingerprint_rows
+from .loading import BatchMaker, Failure, read_items
+from .model_call import InputRule, Inputs, make_input_rule, read_signature
+from .sample_ids import make_id_rule, make_metadata
+from .samples import Source, open_source
+from .streams import count_stream
+
+__all__ = ["DataOptions", "Job", "make_job"]
+
+_EXAMPLE_ROWS = 3
+_TRIED_ROWS = 20
+
+FindPlan = Callable[[str], CapturePlan | None]
+
+
+@dataclass(frozen=True, slots=True)
+class DataOptions:
+    """How the dataset is read and given to the model, as `extract_dataset` takes it."""
+
+    ids: Any = None
+    metadata: Any = None
+    inputs: Inputs = None
+    collate: Callable[[list[Any]], Any] | None = None
+    transform: Callable[[Any], Any] | None = None
+    num_workers: int = 0
+    preprocess: Any = None
+    fingerprint: str | None = None
+    device: str | torch.device | None = None
+    dtype: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A model, its plan, and a dataset, ready to run.
+
+    Attributes:
+        model: As the caller passed it.
+        plan: What is captured and how it is stored.
+        plan_is_checked: Whether the plan is known to fit the model's weights.
+        source: The dataset.
+        make: Makes batches, with ids and metadata.
+        rule: Makes arguments from batches.
+        device: Where inputs go; `None` leaves them where they are.
+        arrays: What the store holds.
+        identity: Every fact that all layers' values depend on.
+        provenance: Facts worth keeping, the plan among them.
+    """
+
+    model: nn.Module
+    plan: CapturePlan
+    plan_is_checked: bool
+    source: Source
+    make: BatchMaker
+    rule: InputRule
+    device: torch.device | None
+    arrays: Mapping[str, ArraySpec]
+    identity: Mapping[str, Any]
+    provenance: Mapping[str, Any]
+
+    @property
+    def num_rows(self) -> int:
+        """Return the number of rows."""
+        assert self.source.num_rows is not None
+        return self.source.num_rows
+
+
+def make_job(
+    model: nn.Module,
+    dataset: object,
+    layers: Layers | CapturePlan,
+    options: DataOptions,
+    *,
+    saturate: bool,
+    find_plan: FindPlan,
+) -> Job:
+    """Look at the dataset and the model, and plan.
+
+    Args:
+        model: The model.
+        dataset: Any form that `open_source` takes.
+        layers: What to extract, or a finished plan.
+        options: How to read the data.
+        saturate: Whether overflow is cut to the largest value, which changes values.
+        find_plan: Returns the plan that an earlier run made for the same request.
+
+    Raises:
+        TorchLensError: Of the kind that says what to change.
+    """
+    plain = unwrap_model(model)
+    source = open_source(
+        dataset,
+        collate=options.collate,
+        num_workers=options.num_workers,
+        transform=options.transform,
+    )
+    source, pairs, fingerprint = _look_at(source, options.fingerprint)
+    metadata = make_metadata(options.metadata, source)
+    ids = make_id_rule(options.ids, source, pairs[0][1], metadata)
+    signature = read_signature(plain)
+    dropped = frozenset({*metadata.item_keys, *([ids.key] if ids.key else [])})
+    make = BatchMaker(source.collate, ids, metadata, dropped - signature.names)
+    example = make(pairs)
+    rule = make_input_rule(example.inputs, signature, options.inputs, dropped)
+    device = _input_device(plain, options.device)
+    inputs = rule.apply(example.inputs, device)
+
+    identity = {
+        "dataset": {
+            "num_rows": source.num_rows,
+            "ids": ids.identity(),
+            "fingerprint": fingerprint,
+        },
+        "preprocess": _describe_preprocessing(source, options),
+        "inputs": rule.identity(),
+        "overflow": "saturated" if saturate else "as computed",
+    }
+    request = None
+    if isinstance(layers, CapturePlan):
+        plan, checked = layers, False
+    else:
+        request = _request_digest(plain, layers, options.dtype, identity, inputs)
+        known = find_plan(request) if request is not None else None
+        checked = True
+        plan = known or make_plan(model, inputs, layers, dtype=options.dtype)
+    facts = plan.identity()
+    sites = facts.pop("sites")
+    # The graph up to the deepest site changes when layers are added later; each site
+    # carries the digest of what leads to it.
+    del facts["graph"]
+    return Job(
+        model=model,
+        plan=plan,
+        plan_is_checked=checked,
+        source=source,
+        make=make,
+        rule=rule,
+        device=device,
+        arrays={
+            site.name: ArraySpec(site.row_shape, site.stored_dtype, sites[site.name])
+            for site in plan.sites
+        },
+        identity=identity | facts,
+        provenance={
+            "request": request,
+            "plan": json.loads(plan.to_json()),
+            "torch": plan.torch_version,
+            "python": plan.python_version,
+        },
+    )
+
+
+def _look_at(
+    source: Source, given: str | None
+) -> tuple[Source, list[tuple[int, Any]], str | None]:
+    """Return the source with its length, a few items, and its fingerprint."""
+    if source.streamed:
+        counted = count_stream(source)
+        items = counted.first_items[:_EXAMPLE_ROWS]
+        return counted.source, list(enumerate(items)), given or counted.fingerprint
+    return source, _first_items(source), given or fingerprint_rows(source)
+
+
+def _first_items(source: Source) -> list[tuple[int, Any]]:
+    """Return the first items that can be read; the example is made of them."""
+    assert source.num_rows is not None
+    rows = range(min(_TRIED_ROWS, source.num_rows))
+    pairs = (pair for row in rows for pair in read_items(source.items, [row]))
+    failures: list[Failure] = []
+
+    def readable(pair: tuple[int, Any]) -> bool:
+        if isinstance(pair[1], Failure):
+            failures.append(pair[1])
+        return not isinstance(pair[1], Failure)
+
+    found = list(islice(filter(readable, pairs), _EXAMPLE_ROWS))
+    if not found:
+        error = DataError(
+            f"None of the first {len(rows)} items of the dataset could be read. The "
+            f"first one: {failures[0].message}."
+        )
+        error.add_note(failures[0].details)
+        raise error
+    return found
+
+
+def _input_device(
+    model: nn.Module, wanted: str | torch.device | None
+) -> torch.device | None:
+    """Return where inputs go; the model itself is never moved."""
+    if any("_hf_hook" in vars(module) for module in model.modules()):
+        # Offloading hooks bring the inputs to where each part of the model is.
+        return None if wanted is None else torch.device(wanted)
+    tensors = [*model.parameters(), *model.buffers()]
+    here = tensors[0].device if tensors else torch.device("cpu")
+    if wanted is None:
+        return here
+    asked = torch.device(wanted)
+    if tensors and (asked.type != here.type or asked.index not in (None, here.index)):
+        raise ModelError(
+            f'device="{asked}" was asked for, but the model is on "{here}", and a '
+            f'model is never moved here. Call model.to("{asked}") first, or leave '
+            f"device out to use where it is."
+        )
+    return here if tensors else asked
+
+
+def _describe_preprocessing(source: Source, options: DataOptions) -> dict[str, Any]:
+    found: dict[str, Any] = {"description": options.preprocess}
+    if options.transform is not None:
+        found["transform"] = describe_callable(options.transform)
+    if source.collate is not default_collate:
+        found["collate"] = describe_callable(source.collate)
+    return found
+
+
+def _request_digest(
+    model: nn.Module,
+    layers: Layers,
+    dtype: str | None,
+    identity: Mapping[str, Any],
+    inputs: ModelInputs,
+) -> str | None:
+    """Return a digest of all that a plan is made from, or `None` if it cannot be told.
+
+    Two equal requests lead to the same plan, so the later one need not trace.
+    """
+    code, described = digest_code(model), _describe_layers(layers)
+    if code is None or described is None:
+        return None
+    facts = {
+        "model": asdict(identify(model)),
+        "code": code,
+        "layers": described,
+        "dtype": dtype,
+        "identity": identity,
+        "inputs": inputs.describe(),
+        "autocast": [asdict(ambient_autocast(kind)) for kind in ("cpu", "cuda")],
+    }
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def _describe_layers(layers: Any) -> Any:
+    """Return layers as plain data, or `None` for what has no such form."""
+    if isinstance(layers, str):
+        return layers
+    if isinstance(layers, Mapping):
+        values = {str(name): _describe_layers(layers[name]) for name in layers}
+        return None if None in values.values() else {"mapping": list(values.items())}
+    if isinstance(layers, Sequence):
+        entries = [_describe_layers(layer) for layer in layers]
+        return None if None in entries else entries
+    if isinstance(layers, Selector):
+        try:
+            return {"selector": layers.to_json()}
+        except SelectorError:
+            # It holds a function of the caller's.
+            return None
+    return None

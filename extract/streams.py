@@ -1,0 +1,60 @@
+"""Iterable datasets: counted, and checked for items that workers repeat."""
+
+import dataclasses
+
+from torchlens.errors import DataError
+
+from .fingerprints import digest_ids, digest_item
+from .loading import stream_items
+from .samples import Source
+
+__all__ = ["CountedStream", "count_stream"]
+
+_COMPARED_ROUNDS = 4
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CountedStream:
+    """An iterable dataset whose rows are known, with a digest of its first items."""
+
+    source: Source
+    fingerprint: str
+    first_items: tuple[object, ...]
+
+
+def count_stream(source: Source) -> CountedStream:
+    """Read an iterable dataset once and fix its number of rows.
+
+    Every array of a store declares its rows at the start, and ids must be unique, so
+    one pass without the model comes first.
+
+    Raises:
+        DataError: If it is empty, or if its workers repeat each other's items.
+    """
+    workers = max(1, source.options.num_workers)
+    digests: list[str] = []
+    first: list[object] = []
+    count = 0
+    for item in stream_items(source):
+        if count < _COMPARED_ROUNDS * workers:
+            digests.append(digest_item(item))
+        if len(first) < _COMPARED_ROUNDS:
+            first.append(item)
+        count += 1
+    if count == 0:
+        raise DataError("The iterable dataset has no items; nothing can be extracted.")
+    _check_workers(digests, workers)
+    counted = dataclasses.replace(source, num_rows=count)
+    return CountedStream(counted, digest_ids(digests), tuple(first))
+
+
+def _check_workers(digests: list[str], workers: int) -> None:
+    rounds = [digests[at : at + workers] for at in range(0, len(digests), workers)]
+    whole = [names for names in rounds if len(names) == workers]
+    if workers > 1 and whole and all(len(set(names)) == 1 for names in whole):
+        raise DataError(
+            f"The iterable dataset is read by {workers} workers and every one gives "
+            f"the same items, so each row would come {workers} times. Split the items "
+            f"in its __iter__ by torch.utils.data.get_worker_info(), or use "
+            f"num_workers=0."
+        )
