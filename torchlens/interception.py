@@ -1,0 +1,122 @@
+"""One model with the catches of a plan put on it, and forwards run under them.
+
+Knows which tensor appeared where and when; what happens to it is decided by whoever
+gave `receive`: the replayer, the probe, or a recording.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import nn
+
+from .arming import arm, suspend, trim_mode_stack
+from .catches import Catch, Halt, Receive, Relay
+from .errors import CaptureError, PlanError
+from .guards import CompositeGuards
+from .hooks import Found, install_module_catches
+from .run_modes import RunModes
+
+__all__ = ["Interception"]
+
+
+class Interception:
+    """Context in which `forward` runs the model and hands caught tensors on.
+
+    `receive` gets the index of the catch and the tensor; it may raise `Halt`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        catches: Sequence[Catch],
+        receive: Receive,
+        modes: RunModes,
+    ) -> None:
+        self._model = model
+        self._catches = tuple(catches)
+        self._modes = modes
+        self._guards = CompositeGuards()
+        self._composite = any(catch.composite for catch in self._catches)
+        self._stack = ExitStack()
+        self.relay = Relay(receive)
+
+    def __enter__(self) -> "Interception":
+        try:
+            self._install()
+        except BaseException:
+            self._stack.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stack.close()
+
+    def forward(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, inference: bool
+    ) -> tuple[Any, bool]:
+        """Run the model once; return its output and whether it was halted.
+
+        Raises:
+            CaptureError: If a forward of this installation is running already.
+        """
+        relay = self.relay
+        if relay.active:
+            raise CaptureError(
+                "This model is already running under these catches, and one capture "
+                "cannot run inside another. Finish the first, or use two models."
+            )
+        depth = torch._C._len_torch_function_stack()
+        with ExitStack() as stack:
+            self._modes.enter(stack, inference=inference)
+            if self._composite:
+                stack.enter_context(self._guards)
+            relay.begin()
+            try:
+                return self._model(*args, **kwargs), False
+            except Halt:
+                return None, True
+            finally:
+                relay.active = False
+                trim_mode_stack(depth)
+
+    def _install(self) -> None:
+        by_module: dict[str, list[Found]] = {}
+        by_armed: dict[str, list[Found]] = {}
+        for index, catch in enumerate(self._catches):
+            groups = by_armed if catch.via == "mode" else by_module
+            groups.setdefault(catch.key.address, []).append((index, catch))
+        # Ops first: their wrappers are the inner ones, so that a wrapper that catches
+        # a module's output stands outside of them.
+        modes = []
+        for address, found in by_armed.items():
+            module = self._module(address)
+            names = {name for _, catch in found for name in catch.children}
+            children = {self._module(name) for name in sorted(names)} - {module}
+            modes.append((arm(module, found, self.relay, self._stack), children))
+        for mode, children in modes:
+            for child in children:
+                suspend(child, mode, self._stack)
+        for address, found in by_module.items():
+            install_module_catches(
+                self._module(address), found, self.relay, self._stack
+            )
+
+    def _module(self, address: str) -> nn.Module:
+        if address == "self":
+            return self._model
+        try:
+            return self._model.get_submodule(address)
+        except AttributeError as error:
+            raise PlanError(
+                f"The plan catches a tensor in the module {address!r}, but "
+                f"{type(self._model).__name__} has no such module. Plan again with "
+                "this model."
+            ) from error

@@ -1,0 +1,353 @@
+"""Runs a plan over batches at the speed of a plain forward, guarding every batch.
+
+What may differ between batches is checked while the tensors pass by: which sites come,
+in which order, how often, of which shape and dtype.  Nothing is traced here, except a
+batch that took another path under the policy "retrace".
+"""
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from .catches import Halt, describe_key
+from .errors import InputError, PathDivergenceError, PlanError, TorchLensWarning
+from .interception import Interception
+from .model_access import unwrap_model
+from .model_state import preserved_state
+from .plan_fit import check_fit
+from .plans import CapturePlan, torch_dtype
+from .retracing import rows_of_capture
+from .run_modes import RunModes, training_mode
+from .tracer import run_capture
+
+Policy = Literal["raise", "retrace"]
+_NUM_IDS_SHOWN = 5
+
+__all__ = ["Policy", "Replayer"]
+
+
+class Replayer:
+    """Context in which `run` hands back the rows of a plan's sites for a batch.
+
+    The model is in the plan's train/eval mode inside the context, and exactly as it
+    was after it.
+
+    Attributes:
+        missing: Sites that the last batch did not have, under the policy "retrace".
+        diverged: Batches so far that took another path than planned.
+
+    Example:
+        >>> import torchlens as tl
+        >>> model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.ReLU())
+        >>> plan = tl.plan(model, torch.randn(4, 3), "1")
+        >>> with Replayer(model, plan) as replayer:
+        ...     rows = replayer.run((torch.randn(5, 3),), {}, num_samples=5)
+        >>> rows["1"].shape
+        torch.Size([5, 2])
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        plan: CapturePlan,
+        *,
+        on_divergence: Policy = "raise",
+        check_model: bool = True,
+    ) -> None:
+        """Prepare to run `plan`; nothing is put on the model yet.
+
+        Args:
+            model: The model of the plan.
+            plan: From `plan` or `CapturePlan.from_json`.
+            on_divergence: What to do with a batch that takes another path.
+            check_model: Whether to compare the model's weights and settings with those
+                of the plan; leave it on unless that was done already.
+
+        Raises:
+            PlanError: If the model is not the one that was planned.
+        """
+        if on_divergence not in ("raise", "retrace"):
+            raise PlanError(
+                'on_divergence was wanted as "raise" or "retrace", but '
+                f"{on_divergence!r} came."
+            )
+        self._model = unwrap_model(model)
+        check_fit(self._model, plan, weights=check_model)
+        self.plan = plan
+        self.missing: tuple[str, ...] = ()
+        self.diverged = 0
+        self._policy = on_divergence
+        self._modes = RunModes(self._model, plan.autocast)
+        catches = [site.catch for site in plan.sites]
+        self._interception = Interception(
+            self._model, catches, self._receive, self._modes
+        )
+        self._stack = ExitStack()
+        self._num_batches = 0
+        # Offloading hooks bring weights back only when a module's forward returns.
+        self._halting = not any(
+            "_hf_hook" in vars(module) for module in self._model.modules()
+        )
+        self._last = plan.halt_after
+        self._dtypes = [torch_dtype(site.dtype) for site in plan.sites]
+        self._stored = [torch_dtype(site.stored_dtype) for site in plan.sites]
+        self._copies = [site.copy or site.batch_axis is None for site in plan.sites]
+        self._templates: dict[int, _Template] = {}
+        # The state of one run, here and not in an object for the hot path's sake.
+        self._next = 0
+        self._num_samples = 0
+        self._shapes: Sequence[tuple[int, ...]] = ()
+        self._rows: Sequence[Callable[[Tensor], Tensor] | None] = ()
+        self._targets: list[Tensor] | None = None
+        self._kept: list[Tensor] = []
+        self._versions: list[int | None] = []
+        self._halted = False
+
+    def __enter__(self) -> "Replayer":
+        try:
+            self._stack.enter_context(training_mode(self._model, self.plan.training))
+            # After the mode is set: running statistics are saved in train mode only.
+            self._stack.enter_context(preserved_state(self._model))
+            self._stack.enter_context(self._interception)
+        except BaseException:
+            self._stack.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stack.close()
+
+    def run(
+        self,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        *,
+        num_samples: int,
+        sample_ids: Sequence[str] | None = None,
+        out: Mapping[str, Tensor] | None = None,
+    ) -> dict[str, Tensor]:
+        """Run one batch and return {site name: rows of [num_samples, *row_shape]}.
+
+        Args:
+            args: Positional arguments of the model's call.
+            kwargs: Keyword arguments.
+            num_samples: Batch size.
+            sample_ids: Ids of the samples, for messages.
+            out: Tensors that the rows are copied to while the model runs; without it
+                the rows come as ordinary tensors that may be kept and trained on.
+
+        Raises:
+            PathDivergenceError: If the batch took another path than planned.
+            InputError: If `out` does not fit the plan.
+        """
+        self._begin(num_samples, out)
+        inference = out is not None and self.plan.inference
+        failure: Exception | None = None
+        try:
+            _, stopped = self._interception.forward(args, kwargs, inference=inference)
+        except Exception as error:
+            failure, stopped = error, False
+        problem = self._interception.relay.problem
+        if problem is None and self._halted and not stopped:
+            self._stop_halting()
+        elif problem is None and failure is not None:
+            failure.add_note(f"While replaying {self._describe_batch(sample_ids)}.")
+            raise failure
+        elif problem is None and self._next <= self._last:
+            key = self.plan.sites[self._next].key
+            problem = f"{describe_key(key)} never appeared"
+        if problem is not None:
+            return self._off_path(problem, failure, args, kwargs, sample_ids)
+        if out is not None:
+            return dict(out)
+        if self._overwritten():
+            return self.run(
+                args, kwargs, num_samples=num_samples, sample_ids=sample_ids
+            )
+        kept = dict(zip(self.plan.names, self._kept, strict=True))
+        self._kept = []
+        return kept
+
+    def _begin(self, num_samples: int, out: Mapping[str, Tensor] | None) -> None:
+        template = self._templates.get(num_samples)
+        if template is None:
+            template = _Template(self.plan, num_samples)
+            self._templates[num_samples] = template
+        self._targets = None if out is None else template.targets(self.plan, out)
+        self._num_samples = num_samples
+        self._shapes = template.shapes
+        self._rows = template.rows
+        self._kept = []
+        self._versions = []
+        self._next = 0
+        self._halted = False
+        self.missing = ()
+        self._num_batches += 1
+
+    def _receive(self, index: int, tensor: Tensor) -> None:
+        """Take the tensor of one site: the hot path, run inside the model's forward."""
+        if (
+            index != self._next
+            or tensor.shape != self._shapes[index]
+            or tensor.dtype is not self._dtypes[index]
+        ):
+            self._refuse(index, tensor)
+        rows = self._rows[index]
+        value = tensor if rows is None else rows(tensor)
+        if self._targets is not None:
+            target = self._targets[index]
+            if value.device != target.device and value.dtype is not target.dtype:
+                # Half the bytes, or fewer, cross to the host.
+                value = value.to(target.dtype)
+            target.copy_(value)
+        else:
+            self._keep(index, value)
+        self._next = index + 1
+        if index == self._last and self._halting:
+            self._halted = True
+            self._interception.relay.active = False
+            raise Halt
+
+    def _keep(self, index: int, value: Tensor) -> None:
+        version = None
+        if value.dtype is not self._stored[index]:
+            value = value.to(self._stored[index])
+        elif self._copies[index] or value.is_inference():
+            value = value.clone(memory_format=torch.contiguous_format)
+        else:
+            version = value._version
+        self._kept.append(value)
+        self._versions.append(version)
+
+    def _overwritten(self) -> bool:
+        """Note sites whose kept tensor was written to after it was caught."""
+        found = False
+        for index, version in enumerate(self._versions):
+            if version is not None and self._kept[index]._version != version:
+                self._copies[index] = found = True
+        return found
+
+    def _refuse(self, index: int, tensor: Tensor) -> None:
+        site = self.plan.sites[index]
+        if index == self._next:
+            wanted = f"{site.dtype} {list(self._shapes[index])}"
+            came = f"{str(tensor.dtype)[6:]} {list(tensor.shape)}"
+            problem = f"{describe_key(site.key)} is {came}, where {wanted} was planned"
+        elif self._next > self._last:
+            problem = f"{describe_key(site.key)} appeared after the last planned site"
+        else:
+            due = self.plan.sites[self._next].key
+            problem = (
+                f"{describe_key(site.key)} appeared when {describe_key(due)} was due"
+            )
+        self._interception.relay.diverge(f"site {site.name!r}: {problem}")
+
+    def _stop_halting(self) -> None:
+        self._halting = False
+        warnings.warn(
+            f"The forward of {self.plan.model_name} swallowed the signal that ends it "
+            f"after {self.plan.names[-1]!r} (a bare `except:` or "
+            "`except BaseException:`). The rows are right; from here on the forward "
+            "runs to its end.",
+            TorchLensWarning,
+            stacklevel=3,
+        )
+
+    def _off_path(
+        self,
+        problem: str,
+        failure: Exception | None,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        sample_ids: Sequence[str] | None,
+    ) -> dict[str, Tensor]:
+        self.diverged += 1
+        if self._policy == "raise":
+            raise PathDivergenceError(
+                f"{self._describe_batch(sample_ids)} of {self.plan.model_name} took "
+                f"another path than the plan: {problem}. Plan with a batch that takes "
+                'this path, or pass on_divergence="retrace" to keep the sites that '
+                "still exist."
+            ) from failure
+        return self._retrace(args, kwargs)
+
+    def _retrace(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> dict[str, Tensor]:
+        """Capture everything, and take what exists under its planned key."""
+        with ExitStack() as stack:
+            self._modes.enter(stack, inference=False)
+            capture = run_capture(self._model, args, kwargs, wanted=None, detach=True)
+        rows = rows_of_capture(
+            self.plan, capture.graph, capture.payloads, self._num_samples
+        )
+        self.missing = tuple(name for name in self.plan.names if name not in rows)
+        result = {}
+        for index, name in enumerate(self.plan.names):
+            target = None if self._targets is None else self._targets[index]
+            if name not in rows:
+                if target is not None:
+                    target.fill_(float("nan") if target.is_floating_point() else 0)
+            elif target is not None:
+                result[name] = target.copy_(rows[name])
+            else:
+                # Contiguous and of its own memory, as the fast path hands it on.
+                result[name] = (
+                    rows[name]
+                    .to(self._stored[index])
+                    .clone(memory_format=torch.contiguous_format)
+                )
+        return result
+
+    def _describe_batch(self, sample_ids: Sequence[str] | None) -> str:
+        if not sample_ids:
+            return f"Batch {self._num_batches}"
+        shown = ", ".join(map(repr, sample_ids[:_NUM_IDS_SHOWN]))
+        more = len(sample_ids) - _NUM_IDS_SHOWN
+        tail = f" and {more} more" if more > 0 else ""
+        return f"Batch {self._num_batches} (samples {shown}{tail})"
+
+
+class _Template:
+    """What one batch size fixes: the shapes to expect and how rows are taken."""
+
+    def __init__(self, plan: CapturePlan, num_samples: int) -> None:
+        self.num_samples = num_samples
+        self.shapes = [site.layout.caught_shape(num_samples) for site in plan.sites]
+        self.rows = [site.layout.compile(num_samples) for site in plan.sites]
+
+    def targets(self, plan: CapturePlan, out: Mapping[str, Tensor]) -> list[Tensor]:
+        """Return `out` in plan order, checked.
+
+        Raises:
+            InputError: If a tensor is missing or does not fit.
+        """
+        targets = []
+        for site in plan.sites:
+            target = out.get(site.name)
+            shape = (self.num_samples, *site.row_shape)
+            if target is None:
+                raise InputError(
+                    f"out has no tensor for the site {site.name!r}; it has "
+                    f"{', '.join(map(repr, out)) or 'none'}."
+                )
+            if target.shape != shape or target.dtype is not torch_dtype(
+                site.stored_dtype
+            ):
+                raise InputError(
+                    f"out[{site.name!r}] was wanted as {site.stored_dtype} "
+                    f"{list(shape)}, but is {str(target.dtype)[6:]} "
+                    f"{list(target.shape)}."
+                )
+            targets.append(target)
+        return targets

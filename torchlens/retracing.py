@@ -1,0 +1,45 @@
+"""Finding planned sites in a full capture: the slow path for batches off the path.
+
+A site is looked up by its structural key alone, so that a tensor is never taken for
+another one that has the same shape.
+"""
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from .graph import Graph
+from .plans import CapturePlan, SitePlan
+from .records import SiteKey
+
+__all__ = ["node_of_key", "rows_of_capture"]
+
+
+def node_of_key(graph: Graph, key: SiteKey) -> int | None:
+    """Return the index of the node whose tensor the site `key` captures, if any."""
+    if key.kind == "op":
+        return next((node.index for node in graph.nodes if node.key == key), None)
+    calls = graph.calls_of(key.address)
+    if len(calls) < key.call_index:
+        return None
+    call = calls[key.call_index - 1]
+    found = call.outputs if key.kind == "module_output" else call.inputs
+    return next((leaf.node for leaf in found if leaf.path == key.path), None)
+
+
+def rows_of_capture(
+    plan: CapturePlan, graph: Graph, payloads: Mapping[int, Tensor], num_samples: int
+) -> dict[str, Tensor]:
+    """Return [num_samples, *row_shape] for the sites that exist in `graph` and fit."""
+    found = {}
+    for site in plan.sites:
+        node = node_of_key(graph, site.key)
+        payload = None if node is None else payloads.get(node)
+        if payload is not None and _fits(site, payload, num_samples):
+            found[site.name] = site.layout.rows(payload.detach(), num_samples)
+    return found
+
+
+def _fits(site: SitePlan, payload: Tensor, num_samples: int) -> bool:
+    shape = site.layout.caught_shape(num_samples)
+    return tuple(payload.shape) == shape and str(payload.dtype)[6:] == site.dtype
