@@ -39,6 +39,7 @@ class Capture:
     """A graph, the payloads that were kept, and what the model returned.
 
     Attributes:
+        model: The captured model.
         graph: Records of the forward pass.
         payloads: Saved tensors by node index.
         versions: Write count of each payload when it was saved; `None` if not counted.
@@ -47,6 +48,7 @@ class Capture:
         output: The model's output; `None` when the forward was stopped.
     """
 
+    model: nn.Module
     graph: Graph
     payloads: Mapping[int, torch.Tensor]
     versions: Mapping[int, int | None]
@@ -93,7 +95,7 @@ def run_capture(
     if state.gaps != list(graph.gaps):
         graph = build_graph(state, names, grad_mode)
     return Capture(
-        graph, payloads.tensors, payloads.versions, state.random_states, output
+        model, graph, payloads.tensors, payloads.versions, state.random_states, output
     )
 
 
@@ -127,7 +129,9 @@ def _run(
         stack.enter_context(CompositeGuards())
         stack.enter_context(CaptureMode(state, sites))
         try:
-            return model(*args, **kwargs)
+            output = model(*args, **kwargs)
+            state.stopped = False  # else the model has caught the stop
+            return output
         except StopCapture:
             return None
         except _MODEL_ERRORS as error:

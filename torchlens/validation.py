@@ -15,11 +15,11 @@ from torch import nn
 from .graph import Graph
 from .guards import CompositeGuards
 from .model_state import eager_and_unfused
-from .records import ArgRef, OpRecord
-from .structures import get_at, leaves, map_tensors, parse_path
+from .records import ArgRef, OpRecord, Path
+from .structures import format_path, get_at, leaves, map_tensors, parse_path
 from .tracer import Capture
 
-__all__ = ["ValidationReport", "validate_capture"]
+__all__ = ["ValidationReport", "output_differences", "validate_capture"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,19 +50,33 @@ class ValidationReport:
         return "\n".join(lines)
 
 
-def validate_capture(model: nn.Module, capture: Capture) -> ValidationReport:
+def output_differences(
+    capture: Capture, plain: Mapping[Path, torch.Tensor]
+) -> tuple[str, ...]:
+    """Return how the captured output differs from that of a plain forward."""
+    watched = dict(leaves(capture.output))
+    if watched.keys() != plain.keys():
+        return ("The output has another structure with the capture than without.",)
+    found = []
+    for path, tensor in plain.items():
+        difference = _difference(tensor, watched[path])
+        if difference:
+            found.append(f"output{format_path(path)} without capture: {difference}")
+    return tuple(found)
+
+
+def validate_capture(capture: Capture) -> ValidationReport:
     """Execute each op of `capture` again from its saved parents and compare.
 
     Args:
-        model: The captured model, for its parameters and buffers.
         capture: A capture that kept all payloads.
 
     Returns:
         The report; nothing is raised for a mismatch.
     """
-    check = _Check(model, capture)
+    check = _Check(capture)
     check.structure()
-    with torch.random.fork_rng(devices=[]), eager_and_unfused(model):
+    with torch.random.fork_rng(devices=[]), eager_and_unfused(capture.model):
         for call in check.calls().values():
             check.execute(call)
     return ValidationReport(
@@ -71,11 +85,11 @@ def validate_capture(model: nn.Module, capture: Capture) -> ValidationReport:
 
 
 class _Check:
-    def __init__(self, model: nn.Module, capture: Capture) -> None:
+    def __init__(self, capture: Capture) -> None:
         self._graph: Graph = capture.graph
         self._payloads = capture.payloads
         self._random_states = capture.random_states
-        self._tensors = _named_tensors(model, capture.graph)
+        self._tensors = _named_tensors(capture.model, capture.graph)
         self.num_checked = 0
         self.skipped: list[str] = []
         self.failures: list[str] = []
