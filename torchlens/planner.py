@@ -26,7 +26,7 @@ from .run_modes import RunModes, ambient_autocast, training_mode
 from .stored_dtypes import choose_dtypes
 from .tracer import run_capture
 
-__all__ = ["plan"]
+__all__ = ["check_call", "device_type", "plan"]
 
 
 def plan(
@@ -74,9 +74,9 @@ def plan(
         )
     module = unwrap_model(model)
     inputs = as_inputs(example)
-    _check_call(module, inputs)
+    check_call(module, inputs)
     inputs.num_samples(batch_axis)
-    autocast = ambient_autocast(_device_type(module))
+    autocast = ambient_autocast(device_type(module))
     modes = RunModes(module, autocast)
     with ExitStack() as stack:
         stack.enter_context(training_mode(module, training))
@@ -114,7 +114,12 @@ def plan(
     )
 
 
-def _check_call(model: nn.Module, inputs: ModelInputs) -> None:
+def check_call(model: nn.Module, inputs: ModelInputs) -> None:
+    """Refuse inputs that the signature of the model's forward does not take.
+
+    Raises:
+        InputError: If arguments are missing or unknown.
+    """
     try:
         inspect.signature(model.forward).bind(*inputs.args, **inputs.kwargs)
     except TypeError as error:
@@ -218,7 +223,8 @@ def _activation_bytes(graph: Graph) -> int:
     return peak
 
 
-def _device_type(model: nn.Module) -> str:
+def device_type(model: nn.Module) -> str:
+    """Return the device type of the model's weights, "cpu" where there are none."""
     for parameter in model.parameters():
         return "cpu" if parameter.is_meta else parameter.device.type
     return "cpu"

@@ -6,7 +6,7 @@ batch that took another path under the policy "retrace".
 """
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Literal
@@ -14,8 +14,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from .batch_template import BatchTemplate, TakeRows
 from .catches import Halt, describe_key
-from .errors import InputError, PathDivergenceError, PlanError, TorchLensWarning
+from .errors import PathDivergenceError, PlanError, ReplayError, TorchLensWarning
 from .interception import Interception
 from .model_access import unwrap_model
 from .model_state import preserved_state
@@ -23,6 +24,7 @@ from .plan_fit import check_fit
 from .plans import CapturePlan, torch_dtype
 from .retracing import rows_of_capture
 from .run_modes import RunModes, training_mode
+from .structures import leaves
 from .tracer import run_capture
 
 Policy = Literal["raise", "retrace"]
@@ -97,12 +99,16 @@ class Replayer:
         self._dtypes = [torch_dtype(site.dtype) for site in plan.sites]
         self._stored = [torch_dtype(site.stored_dtype) for site in plan.sites]
         self._copies = [site.copy or site.batch_axis is None for site in plan.sites]
-        self._templates: dict[int, _Template] = {}
+        self._constants: dict[int, Tensor | None] = {
+            index: None
+            for index, site in enumerate(plan.sites)
+            if site.batch_axis is None
+        }
+        self._templates: dict[int, BatchTemplate] = {}
         # The state of one run, here and not in an object for the hot path's sake.
         self._next = 0
-        self._num_samples = 0
         self._shapes: Sequence[tuple[int, ...]] = ()
-        self._rows: Sequence[Callable[[Tensor], Tensor] | None] = ()
+        self._rows: Sequence[TakeRows | None] = ()
         self._targets: list[Tensor] | None = None
         self._kept: list[Tensor] = []
         self._versions: list[int | None] = []
@@ -150,7 +156,9 @@ class Replayer:
             PathDivergenceError: If the batch took another path than planned.
             InputError: If `out` does not fit the plan.
         """
-        self._begin(num_samples, out)
+        template = self._begin(num_samples, out)
+        args, kwargs = template.pad(args, kwargs)
+        versions = _versions(args, kwargs)
         inference = out is not None and self.plan.inference
         failure: Exception | None = None
         try:
@@ -167,10 +175,13 @@ class Replayer:
             key = self.plan.sites[self._next].key
             problem = f"{describe_key(key)} never appeared"
         if problem is not None:
-            return self._off_path(problem, failure, args, kwargs, sample_ids)
+            self._refuse_batch(problem, failure, sample_ids)
+            self._check_inputs(versions, args, kwargs, sample_ids)
+            return self._retrace(args, kwargs)
         if out is not None:
             return dict(out)
         if self._overwritten():
+            self._check_inputs(versions, args, kwargs, sample_ids)
             return self.run(
                 args, kwargs, num_samples=num_samples, sample_ids=sample_ids
             )
@@ -178,13 +189,14 @@ class Replayer:
         self._kept = []
         return kept
 
-    def _begin(self, num_samples: int, out: Mapping[str, Tensor] | None) -> None:
+    def _begin(
+        self, num_samples: int, out: Mapping[str, Tensor] | None
+    ) -> BatchTemplate:
         template = self._templates.get(num_samples)
         if template is None:
-            template = _Template(self.plan, num_samples)
+            template = BatchTemplate(self.plan, num_samples)
             self._templates[num_samples] = template
-        self._targets = None if out is None else template.targets(self.plan, out)
-        self._num_samples = num_samples
+        self._targets = None if out is None else template.targets(out)
         self._shapes = template.shapes
         self._rows = template.rows
         self._kept = []
@@ -193,6 +205,7 @@ class Replayer:
         self._halted = False
         self.missing = ()
         self._num_batches += 1
+        return template
 
     def _receive(self, index: int, tensor: Tensor) -> None:
         """Take the tensor of one site: the hot path, run inside the model's forward."""
@@ -202,6 +215,8 @@ class Replayer:
             or tensor.dtype is not self._dtypes[index]
         ):
             self._refuse(index, tensor)
+        if index in self._constants:
+            self._check_constant(index, tensor)
         rows = self._rows[index]
         value = tensor if rows is None else rows(tensor)
         if self._targets is not None:
@@ -217,6 +232,17 @@ class Replayer:
             self._halted = True
             self._interception.relay.active = False
             raise Halt
+
+    def _check_constant(self, index: int, tensor: Tensor) -> None:
+        first = self._constants[index]
+        if first is None:
+            self._constants[index] = tensor.detach().clone()
+        elif not torch.equal(first, tensor):
+            site = self.plan.sites[index]
+            self._interception.relay.diverge(
+                f"site {site.name!r}: {describe_key(site.key)} was planned as a "
+                "constant, but differs from the one of an earlier batch"
+            )
 
     def _keep(self, index: int, value: Tensor) -> None:
         version = None
@@ -263,23 +289,36 @@ class Replayer:
             stacklevel=3,
         )
 
-    def _off_path(
+    def _refuse_batch(
         self,
         problem: str,
         failure: Exception | None,
+        sample_ids: Sequence[str] | None,
+    ) -> None:
+        self.diverged += 1
+        if self._policy == "retrace":
+            return
+        raise PathDivergenceError(
+            f"{self._describe_batch(sample_ids)} of {self.plan.model_name} took "
+            f"another path than the plan: {problem}. Plan with a batch that takes "
+            'this path, or pass on_divergence="retrace" to keep the sites that '
+            "still exist."
+        ) from failure
+
+    def _check_inputs(
+        self,
+        versions: list[int],
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         sample_ids: Sequence[str] | None,
-    ) -> dict[str, Tensor]:
-        self.diverged += 1
-        if self._policy == "raise":
-            raise PathDivergenceError(
-                f"{self._describe_batch(sample_ids)} of {self.plan.model_name} took "
-                f"another path than the plan: {problem}. Plan with a batch that takes "
-                'this path, or pass on_divergence="retrace" to keep the sites that '
-                "still exist."
-            ) from failure
-        return self._retrace(args, kwargs)
+    ) -> None:
+        """Refuse to run a batch again whose inputs the forward has changed."""
+        if _versions(args, kwargs) != versions:
+            raise ReplayError(
+                f"{self._describe_batch(sample_ids)} must run a second time, but the "
+                f"forward of {self.plan.model_name} has written to its inputs. Give "
+                "copies of them, or use out=."
+            )
 
     def _retrace(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -289,7 +328,7 @@ class Replayer:
             self._modes.enter(stack, inference=False)
             capture = run_capture(self._model, args, kwargs, wanted=None, detach=True)
         rows = rows_of_capture(
-            self.plan, capture.graph, capture.payloads, self._num_samples
+            self.plan, capture.graph, capture.payloads, self._shapes, self._rows
         )
         self.missing = tuple(name for name in self.plan.names if name not in rows)
         result = {}
@@ -301,12 +340,8 @@ class Replayer:
             elif target is not None:
                 result[name] = target.copy_(rows[name])
             else:
-                # Contiguous and of its own memory, as the fast path hands it on.
-                result[name] = (
-                    rows[name]
-                    .to(self._stored[index])
-                    .clone(memory_format=torch.contiguous_format)
-                )
+                cast = rows[name].to(self._stored[index])
+                result[name] = cast.clone(memory_format=torch.contiguous_format)
         return result
 
     def _describe_batch(self, sample_ids: Sequence[str] | None) -> str:
@@ -318,36 +353,9 @@ class Replayer:
         return f"Batch {self._num_batches} (samples {shown}{tail})"
 
 
-class _Template:
-    """What one batch size fixes: the shapes to expect and how rows are taken."""
-
-    def __init__(self, plan: CapturePlan, num_samples: int) -> None:
-        self.num_samples = num_samples
-        self.shapes = [site.layout.caught_shape(num_samples) for site in plan.sites]
-        self.rows = [site.layout.compile(num_samples) for site in plan.sites]
-
-    def targets(self, plan: CapturePlan, out: Mapping[str, Tensor]) -> list[Tensor]:
-        """Return `out` in plan order, checked.
-
-        Raises:
-            InputError: If a tensor is missing or does not fit.
-        """
-        targets = []
-        for site in plan.sites:
-            target = out.get(site.name)
-            shape = (self.num_samples, *site.row_shape)
-            if target is None:
-                raise InputError(
-                    f"out has no tensor for the site {site.name!r}; it has "
-                    f"{', '.join(map(repr, out)) or 'none'}."
-                )
-            if target.shape != shape or target.dtype is not torch_dtype(
-                site.stored_dtype
-            ):
-                raise InputError(
-                    f"out[{site.name!r}] was wanted as {site.stored_dtype} "
-                    f"{list(shape)}, but is {str(target.dtype)[6:]} "
-                    f"{list(target.shape)}."
-                )
-            targets.append(target)
-        return targets
+def _versions(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[int]:
+    """Return how often each input was written to, where torch counts that."""
+    return [
+        -1 if tensor.is_inference() else tensor._version
+        for _, tensor in leaves((args, kwargs))
+    ]

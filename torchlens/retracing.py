@@ -4,12 +4,13 @@ A site is looked up by its structural key alone, so that a tensor is never taken
 another one that has the same shape.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
+from .batch_template import TakeRows
 from .graph import Graph
-from .plans import CapturePlan, SitePlan
+from .plans import CapturePlan
 from .records import SiteKey
 
 __all__ = ["node_of_key", "rows_of_capture"]
@@ -28,18 +29,20 @@ def node_of_key(graph: Graph, key: SiteKey) -> int | None:
 
 
 def rows_of_capture(
-    plan: CapturePlan, graph: Graph, payloads: Mapping[int, Tensor], num_samples: int
+    plan: CapturePlan,
+    graph: Graph,
+    payloads: Mapping[int, Tensor],
+    shapes: Sequence[tuple[int, ...]],
+    take_rows: Sequence[TakeRows | None],
 ) -> dict[str, Tensor]:
     """Return [num_samples, *row_shape] for the sites that exist in `graph` and fit."""
     found = {}
-    for site in plan.sites:
+    for site, shape, take in zip(plan.sites, shapes, take_rows, strict=True):
         node = node_of_key(graph, site.key)
         payload = None if node is None else payloads.get(node)
-        if payload is not None and _fits(site, payload, num_samples):
-            found[site.name] = site.layout.rows(payload.detach(), num_samples)
+        if payload is None or str(payload.dtype)[6:] != site.dtype:
+            continue
+        if tuple(payload.shape) == shape:
+            value = payload.detach()
+            found[site.name] = value if take is None else take(value)
     return found
-
-
-def _fits(site: SitePlan, payload: Tensor, num_samples: int) -> bool:
-    shape = site.layout.caught_shape(num_samples)
-    return tuple(payload.shape) == shape and str(payload.dtype)[6:] == site.dtype

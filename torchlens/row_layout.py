@@ -3,7 +3,6 @@
 Pure functions of shapes; values are looked at by the probe alone.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -53,12 +52,6 @@ class RowLayout:
             tensor = _split(tensor, axis, (self.group, num_samples))
             axis += 1
         return tensor.movedim(axis, 0) if axis else tensor
-
-    def compile(self, num_samples: int) -> Callable[[Tensor], Tensor] | None:
-        """Return `rows` for one batch size, or `None` where there is nothing to do."""
-        if self.batch_axis == 0 and not self.merged:
-            return None
-        return lambda tensor: self.rows(tensor, num_samples)
 
 
 def _split(tensor: Tensor, axis: int, sizes: tuple[int, int]) -> Tensor:
