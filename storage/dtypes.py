@@ -4,6 +4,7 @@ bfloat16 travels as uint16 bit patterns, because numpy itself has no such type; 
 reader here hands it out as the `ml_dtypes` type, whose `.view("uint16")` is those bits.
 """
 
+import math
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,8 @@ from numpy.typing import NDArray
 from torchlens.errors import DataError
 
 _BFLOAT16_NAN = 0x7FC0
+_PAGE = 4096
+_WORTH_ALIGNING = 1 << 16
 
 SUPPORTED = (
     "float64",
@@ -43,8 +46,9 @@ def check_dtype(name: str) -> None:
 
 def carrier(name: str) -> np.dtype[Any]:
     """Return the little-endian numpy dtype in which values of `name` are written."""
-    dtype: np.dtype[Any] = np.dtype("uint16" if name == "bfloat16" else name)
-    return dtype.newbyteorder("<")
+    native_order = np.dtype("uint16" if name == "bfloat16" else name)
+    little: np.dtype[Any] = native_order.newbyteorder("<")
+    return little
 
 
 def native(name: str) -> np.dtype[Any]:
@@ -68,6 +72,21 @@ def fill_value(name: str) -> np.ndarray[Any, Any]:
     if dtype.kind == "c":
         return np.array(complex(np.nan, np.nan), dtype)
     return np.array(np.nan if dtype.kind == "f" else 0, dtype)
+
+
+def empty_rows(shape: tuple[int, ...], name: str) -> NDArray[Any]:
+    """Return an uninitialised carrier array that begins at a page.
+
+    A read into memory that lies 1 to 31 bytes behind a page's start, where numpy's own
+    big arrays begin, measured five times slower on an AMD EPYC with fast short moves.
+    """
+    dtype = carrier(name)
+    nbytes = math.prod(shape) * dtype.itemsize
+    if nbytes < _WORTH_ALIGNING:
+        return np.empty(shape, dtype)
+    raw = np.empty(nbytes + _PAGE, np.uint8)
+    start = -raw.ctypes.data % _PAGE
+    return raw[start : start + nbytes].view(dtype).reshape(shape)
 
 
 def as_carrier(rows: NDArray[Any], name: str) -> NDArray[Any]:

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from torchlens.errors import DataError
 
-from .dtypes import carrier, native
+from .dtypes import carrier, empty_rows, native
 from .manifest import RunRecord
 from .shard_reader import open_reader
 
@@ -197,6 +197,9 @@ class LayerReader:
 
     def _read_range(self, start: int, out: NDArray[Any]) -> None:
         """Fill `out`, of the carrier dtype, from consecutive positions."""
+        if len(self._starts) == 1:
+            self._reader.read(int(self._starts[0]) + start, out)
+            return
         done = 0
         span = int(np.searchsorted(self._ends, start, "right")) - 1
         while done < len(out):
@@ -273,7 +276,7 @@ class LayerReader:
         return np.asarray(positions)
 
     def _empty(self, rows: int) -> NDArray[Any]:
-        return np.empty((rows, *self._row_shape), carrier(self._dtype_name))
+        return empty_rows((rows, *self._row_shape), self._dtype_name)
 
 
 def _is_integer(key: Any) -> bool:

@@ -7,7 +7,6 @@ the cache; only parts of chunks pass through a buffer, which each thread reuses.
 import os
 import threading
 from abc import ABC, abstractmethod
-from collections import OrderedDict
 from typing import Any, final
 
 import numpy as np
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 from torchlens.errors import StoreError
 
 from .checksums import crc32c
-from .dtypes import carrier
+from .dtypes import empty_rows
 from .manifest import GROUP, RunRecord
 from .objects import ObjectStore, missing_object
 from .shards import ArrayFormat, ShardDamage, parse_index
@@ -47,7 +46,7 @@ def open_reader(objects: ObjectStore, run: RunRecord, name: str) -> RowReader:
 class _Source(ABC):
     """The bytes of one shard."""
 
-    index: NDArray[np.int64]
+    offsets: list[int]
 
     @abstractmethod
     def read_into(self, offset: int, data: NDArray[np.uint8]) -> int:
@@ -69,65 +68,68 @@ class PlainRows(RowReader):
         self._objects = objects
         self._folder = folder
         self._source = source
-        self._open: OrderedDict[int, _Source] = OrderedDict()
+        self._open: dict[int, _Source] = {}
+        self._row_bytes = form.row_bytes
         self._lock = threading.Lock()
         self._scratch = threading.local()
 
     def read(self, start: int, out: NDArray[Any]) -> None:
         """Fill `out` with rows from `start`."""
         form = self._form
-        row, stop = start, start + len(out)
+        row_bytes, chunk_rows = self._row_bytes, form.chunk_rows
+        flat = out.reshape(-1).view(np.uint8)
+        row, stop, place = start, start + len(out), 0
         while row < stop:
             shard, inner = divmod(row, form.shard_rows)
-            chunk, skip = divmod(inner, form.chunk_rows)
-            count = min(form.chunk_rows - skip, stop - row)
-            target = out[row - start : row - start + count]
-            if count == form.chunk_rows:
-                self._read_chunk(shard, chunk, target)
+            chunk, skip = divmod(inner, chunk_rows)
+            count = min(chunk_rows - skip, stop - row)
+            end = place + count * row_bytes
+            if count == chunk_rows:
+                self._read_chunk(shard, chunk, flat[place:end])
             else:
                 buffer = self._buffer()
                 self._read_chunk(shard, chunk, buffer)
-                target[...] = buffer[skip : skip + count]
+                first = skip * row_bytes
+                flat[place:end] = buffer[first : first + end - place]
+            place = end
             row += count
 
-    def _read_chunk(self, shard: int, chunk: int, out: NDArray[Any]) -> None:
-        key = f"{self._folder}/{self._form.key(shard)}"
+    def _read_chunk(self, shard: int, chunk: int, data: NDArray[np.uint8]) -> None:
         try:
-            source = self._shard(shard, key)
-            flat = out.reshape(-1).view(np.uint8)
-            offset = int(source.index[chunk, 0])
-            stored = source.read_into(offset, flat)
-            if self._form.checksummed and crc32c(flat) != stored:
+            source = self._open.get(shard) or self._open_shard(shard)
+            offset = source.offsets[chunk]
+            stored = source.read_into(offset, data)
+            if self._form.checksummed and crc32c(data) != stored:
                 raise ShardDamage(
                     f"the checksum of its chunk at byte {offset} does not match"
                 )
         except FileNotFoundError:
-            raise missing_object(self._objects, key) from None
+            raise missing_object(self._objects, self._key(shard)) from None
         except ShardDamage as damage:
             raise StoreError(
-                f"The object {key!r} of the store at {self._objects.url} is damaged: "
-                f"{damage}. store.verify(deep=True) names every damaged object."
+                f"The object {self._key(shard)!r} of the store at {self._objects.url} "
+                f"is damaged: {damage}. store.verify(deep=True) names every damaged "
+                "object."
             ) from damage
 
-    def _shard(self, shard: int, key: str) -> _Source:
+    def _open_shard(self, shard: int) -> "_Source":
+        source = self._source(self._form, self._objects, self._key(shard), shard)
         with self._lock:
-            source = self._open.get(shard)
-            if source is not None:
-                self._open.move_to_end(shard)
-                return source
-        source = self._source(self._form, self._objects, key, shard)
-        with self._lock:
+            # Oldest first; a thread still reading from it keeps its source alive.
+            while len(self._open) >= _OPEN_SHARDS:
+                self._open.pop(next(iter(self._open)))
             self._open[shard] = source
-            while len(self._open) > _OPEN_SHARDS:
-                self._open.popitem(last=False)
         return source
 
-    def _buffer(self) -> NDArray[Any]:
-        buffer: NDArray[Any] | None = getattr(self._scratch, "buffer", None)
+    def _key(self, shard: int) -> str:
+        return f"{self._folder}/{self._form.key(shard)}"
+
+    def _buffer(self) -> NDArray[np.uint8]:
+        buffer: NDArray[np.uint8] | None = getattr(self._scratch, "buffer", None)
         if buffer is None:
             form = self._form
-            shape = (form.chunk_rows, *form.row_shape)
-            buffer = np.empty(shape, carrier(form.dtype))
+            rows = empty_rows((form.chunk_rows, *form.row_shape), form.dtype)
+            buffer = rows.reshape(-1).view(np.uint8)
             self._scratch.buffer = buffer
         return buffer
 
@@ -147,7 +149,7 @@ class _LocalSource(_Source):
         size = os.fstat(self._descriptor).st_size
         begin = max(0, size - form.index_bytes)
         tail = os.pread(self._descriptor, form.index_bytes, begin)
-        self.index = parse_index(form, tail, shard)
+        self.offsets = parse_index(form, tail, shard)[:, 0].tolist()
 
     def read_into(self, offset: int, data: NDArray[np.uint8]) -> int:
         trailer = bytearray(self._tail)
@@ -176,9 +178,8 @@ class _RangeSource(_Source):
         self._objects = objects
         self._key = key
         self._tail = _CRC_BYTES if form.checksummed else 0
-        self.index = parse_index(
-            form, objects.get_range(key, -form.index_bytes, None), shard
-        )
+        tail = objects.get_range(key, -form.index_bytes, None)
+        self.offsets = parse_index(form, tail, shard)[:, 0].tolist()
 
     def read_into(self, offset: int, data: NDArray[np.uint8]) -> int:
         stop = offset + data.size + self._tail
