@@ -83,7 +83,10 @@ def _matching(pattern: re.Pattern[str], module: ModuleRecord) -> str | None:
 
 def _nothing(graph: Graph, text: str, reasons: list[str]) -> str:
     if reasons:
-        return f"The glob {text!r} matches only modules without output. {reasons[0]}"
+        return (
+            f"The glob {text!r} matches {len(reasons)} modules, but none has such an "
+            f"output. {reasons[0]}"
+        )
     close = nearest(text.replace("*", "").replace("?", ""), all_addresses(graph))
     meant = f" Nearest: {listed(close)}." if close else ""
     return (

@@ -136,9 +136,9 @@ def _add(chosen: dict[str, Site], more: dict[str, Site], exact: bool) -> None:
         before = chosen.setdefault(name, site)
         if before.key != site.key:
             raise SelectorError(
-                f"Two different tensors would be stored as {name!r}: {before.label} "
-                f"and {site.label}. Give them names: layers={{'first': ..., "
-                "'second': ...}."
+                f"Two different sites would be stored as {name!r}, made by "
+                f"{before.label} and {site.label}. Give them other names: "
+                "layers={'first': ..., 'second': ...}."
             )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 __all__ = ["listed", "nearest", "unknown_name"]
 
 _LISTED = 5
+_ALIKE = 0.5
 
 
 def nearest(name: str, candidates: Iterable[str], count: int = 3) -> tuple[str, ...]:
@@ -27,15 +28,18 @@ def nearest(name: str, candidates: Iterable[str], count: int = 3) -> tuple[str, 
     same_end.sort(key=len)
     wrapped = [name for name in pool if folded.endswith(f".{name.casefold()}")]
     wrapped.sort(key=len, reverse=True)
-    by_fold: dict[str, list[str]] = {}
-    for candidate in pool:
-        by_fold.setdefault(candidate.casefold(), []).append(candidate)
-    alike = [
-        candidate
-        for close in difflib.get_close_matches(folded, by_fold, n=count, cutoff=0.5)
-        for candidate in by_fold[close]
-    ]
+    alike = sorted(
+        (name for name in pool if _likeness(folded, name) >= _ALIKE),
+        key=lambda name: -_likeness(folded, name),  # stable: ties stay in order
+    )
     return tuple(dict.fromkeys([*same_end, *alike, *wrapped]))[:count]
+
+
+def _likeness(folded: str, name: str) -> float:
+    matcher = difflib.SequenceMatcher(None, name.casefold(), folded)
+    if matcher.real_quick_ratio() < _ALIKE or matcher.quick_ratio() < _ALIKE:
+        return 0.0
+    return matcher.ratio()
 
 
 def listed(names: Iterable[str], limit: int = _LISTED) -> str:
