@@ -1,6 +1,7 @@
 """The settings of one extraction, checked when they are made."""
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -71,10 +72,18 @@ def as_location(output_dir: str | os.PathLike[str] | None) -> str | None:
     return None if output_dir is None else os.fspath(output_dir)
 
 
-def as_dtype_name(dtype: str | torch.dtype | None) -> str | None:
-    """Return the plain name of a dtype, such as "float16"."""
+def as_dtype_names(
+    dtype: str | torch.dtype | Mapping[str, str | torch.dtype] | None,
+) -> str | dict[str, str] | None:
+    """Return plain names of dtypes, such as "float16", for all layers or by layer."""
     if dtype is None:
         return None
+    if isinstance(dtype, Mapping):
+        return {layer: _dtype_name(value) for layer, value in dtype.items()}
+    return _dtype_name(dtype)
+
+
+def _dtype_name(dtype: str | torch.dtype) -> str:
     name = str(dtype).removeprefix("torch.")
     if not isinstance(getattr(torch, name, None), torch.dtype):
         raise InputError(f'dtype={dtype!r} is no torch dtype; such as "float16".')

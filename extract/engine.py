@@ -7,7 +7,7 @@ committed the store is published.
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,7 +22,7 @@ from .config import (
     DEFAULT_BATCH_SIZE,
     OnDivergence,
     Settings,
-    as_dtype_name,
+    as_dtype_names,
     as_location,
 )
 from .earlier_runs import find_plan, store_exists
@@ -56,7 +56,8 @@ def extract_dataset(
     transform: Callable[[Any], Any] | None = None,
     num_workers: int = 0,
     device: str | torch.device | None = None,
-    dtype: str | torch.dtype | None = None,
+    dtype: str | torch.dtype | Mapping[str, str | torch.dtype] | None = None,
+    allow: Collection[str] = (),
     block_rows: int | None = None,
     overwrite: bool = False,
     max_bytes: int | None = None,
@@ -96,7 +97,11 @@ def extract_dataset(
         transform: Turns an RGB image of a folder into a tensor; for folders only.
         num_workers: Processes that read items.
         device: Where the model must be; inputs go there.
-        dtype: What floating-point layers are cast to; default as the model makes them.
+        dtype: What floating-point layers are cast to, one for all or a mapping from
+            names of layers; default as the model makes them.
+        allow: What is refused unless named here: "constants" (layers without a batch
+            axis), "mixing" (values that depend on the other samples of a batch),
+            "fixed_batch" (models that take batches of one size only).
         block_rows: Rows of a block, a power of two; default chosen.
         overwrite: Delete a store that is there.
         max_bytes: Refuse a store larger than this.
@@ -154,7 +159,8 @@ def extract_dataset(
         preprocess=preprocess,
         fingerprint=fingerprint,
         device=device,
-        dtype=as_dtype_name(dtype),
+        dtype=as_dtype_names(dtype),
+        allow=allow,
     )
     store, summary = run_extraction(model, dataset, layers, settings, options)
     say(progress, str(summary))

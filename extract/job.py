@@ -6,7 +6,7 @@ model except the making of a new plan.
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Any
@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.utils.data import default_collate
 
-from torchlens.errors import DataError, ModelError, SelectorError
+from torchlens.errors import DataError, InputError, ModelError, SelectorError
 from torchlens.identity import identify
 from torchlens.lookup import Layers
 from torchlens.model_access import unwrap_model
@@ -55,7 +55,8 @@ class DataOptions:
     preprocess: Any = None
     fingerprint: str | None = None
     device: str | torch.device | None = None
-    dtype: str | None = None
+    dtype: str | Mapping[str, str] | None = None
+    allow: Collection[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,12 +146,19 @@ def make_job(
     }
     request = None
     if isinstance(layers, CapturePlan):
+        if options.dtype is not None or options.allow:
+            raise InputError(
+                "layers is a finished plan, which says itself what dtypes are stored "
+                "and what is allowed. Give dtype= and allow= to tl.plan instead."
+            )
         plan, checked = layers, False
     else:
-        request = _request_digest(plain, layers, options.dtype, identity, inputs)
+        request = _request_digest(plain, layers, options, identity, inputs)
         known = find_plan(request) if request is not None else None
         checked = True
-        plan = known or make_plan(model, inputs, layers, dtype=options.dtype)
+        plan = known or make_plan(
+            model, inputs, layers, dtype=options.dtype, allow=options.allow
+        )
     facts = plan.identity()
     sites = facts.pop("sites")
     # The graph up to the deepest site changes when layers are added later; each site
@@ -245,7 +253,7 @@ def _describe_preprocessing(source: Source, options: DataOptions) -> dict[str, A
 def _request_digest(
     model: nn.Module,
     layers: Layers,
-    dtype: str | None,
+    options: DataOptions,
     identity: Mapping[str, Any],
     inputs: ModelInputs,
 ) -> str | None:
@@ -260,7 +268,8 @@ def _request_digest(
         "model": asdict(identify(model)),
         "code": code,
         "layers": described,
-        "dtype": dtype,
+        "dtype": options.dtype,
+        "allow": sorted(options.allow),
         "identity": identity,
         "inputs": inputs.describe(),
         "autocast": [asdict(ambient_autocast(kind)) for kind in ("cpu", "cuda")],

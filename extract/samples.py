@@ -6,7 +6,7 @@ for ids is in `sample_ids`, for the model in `model_call`.
 """
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -131,6 +131,11 @@ def _open_items(
         raise DataError(
             f"A mapping with keys {list(dataset)[:5]} has no first sample. Pass a "
             f"list of dicts, one a sample, or a Dataset that returns them."
+        )
+    elif isinstance(dataset, Set):
+        raise DataError(
+            "A set has no order, so its rows would change from run to run. Pass a "
+            "sorted list."
         )
     elif isinstance(dataset, Iterator):
         raise DataError(
