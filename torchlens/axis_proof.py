@@ -27,7 +27,14 @@ _CUDA_FACTOR = 50.0
 
 Kind = Literal["rows", "constant", "mixing", "size", "axes", "ambiguous"]
 
-__all__ = ["PROBE_SAMPLES", "Proof", "close", "prove_axis", "prove_fixed_axis"]
+__all__ = [
+    "PROBE_SAMPLES",
+    "Proof",
+    "close",
+    "possible_layouts",
+    "prove_axis",
+    "prove_fixed_axis",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +77,7 @@ def prove_axis(values: Sequence[Tensor], *, by_value: bool = True) -> Proof:
     group = one[axis]
     if (three[axis], two[axis]) != (3 * group, 2 * group):
         return Proof("size", None, detail)
-    layouts = _layouts(axis, group, three)
+    layouts = possible_layouts(axis, group, three)
     if not by_value:
         if len(layouts) == 1:
             return Proof("rows", layouts[0], detail)
@@ -100,7 +107,7 @@ def prove_fixed_axis(
         layout
         for axis, size in enumerate(shape)
         if size and size % num_samples == 0
-        for layout in _layouts(axis, size // num_samples, shape)
+        for layout in possible_layouts(axis, size // num_samples, shape)
         if all(
             _changed_rows(layout, base, value, num_samples) == {sample}
             for sample, value in changed
@@ -149,7 +156,8 @@ def _prove_constant(values: Sequence[Tensor], detail: str, by_value: bool) -> Pr
     return Proof("constant", RowLayout(None, "", 1, tuple(first.shape)), detail)
 
 
-def _layouts(axis: int, group: int, shape: tuple[int, ...]) -> list[RowLayout]:
+def possible_layouts(axis: int, group: int, shape: tuple[int, ...]) -> list[RowLayout]:
+    """Return the layouts that the sizes allow for an axis of samples times `group`."""
     before, after = shape[:axis], shape[axis + 1 :]
     if group == 1:
         return [RowLayout(axis, "", 1, (*before, *after))]

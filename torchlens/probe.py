@@ -17,7 +17,6 @@ from .catches import Catch, Halt, describe_key
 from .errors import CaptureError
 from .interception import Interception
 from .model_inputs import ModelInputs
-from .model_state import preserved_randomness
 from .run_modes import RunModes
 from .structures import leaves
 
@@ -50,11 +49,14 @@ class Probe:
         self._modes = modes
 
     def plain(self, inputs: ModelInputs) -> tuple[Tensor, ...]:
-        """Return the tensors of the model's output without catching anything."""
+        """Return the tensors of the model's output without catching anything.
+
+        Random numbers go on from one run to the next, so that two runs of a model that
+        draws them differ.
+        """
         given = inputs.clone()
         with ExitStack() as stack:
             self._modes.enter(stack, inference=False)
-            stack.enter_context(preserved_randomness(self._model))
             return _tensors(self._model(*given.args, **given.kwargs))
 
     def sight(

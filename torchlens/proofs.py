@@ -4,6 +4,7 @@ Three self-checks: one sample alone equals the same sample in its batch, one bat
 is identical, and the model's output with capture equals the one without.
 """
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -12,13 +13,19 @@ from torch import Tensor, nn
 
 from .axis_proof import PROBE_SAMPLES, Proof, close, prove_axis, prove_fixed_axis
 from .catches import Catch
-from .errors import CaptureError, PlanError
+from .errors import CaptureError, PlanError, TorchLensWarning
 from .graph import Graph
 from .model_inputs import ModelInputs
+from .model_state import random_state
 from .plans import Check
 from .probe import Probe, Sighting, first_line
 from .row_layout import RowLayout
-from .self_checks import find_mixing_op, find_random_op, missing_mask_hint
+from .self_checks import (
+    find_drawing_op,
+    find_mixing_op,
+    find_random_op,
+    missing_mask_hint,
+)
 
 ALLOWED = frozenset({"constants", "mixing", "fixed_batch"})
 
@@ -131,17 +138,48 @@ class _Gathering:
         pairs = zip(self._names, first.values, again.values, strict=True)
         differing = [site for site, one, other in pairs if not _identical(one, other)]
         if not differing:
-            self._checks.append(Check(name, True))
+            drawing = self._find_drawing_op()
+            self._checks.append(Check(name, drawing is None, drawing or ""))
+            if drawing is not None:
+                self._warn(drawing)
             return True
         culprit = find_random_op(self._model, self._batch)
         made = f"first op that differs: {culprit}" if culprit else "no op was found"
         text = f"{differing[0]!r} differs between two runs of one batch; {made}"
         self._checks.append(Check(name, False, text))
-        self._notes.append(text)
+        self._warn(text)
         same = dict(
             zip(self._names, zip(first.values, again.values, strict=True), strict=True)
         )
         return all(close(*same[site]) for site in differing)
+
+    def _find_drawing_op(self) -> str | None:
+        """Return in words an op before the sites that draws random numbers.
+
+        Rare events, such as dropout of one value in a thousand, do not show in two runs
+        of a small batch; that numbers are drawn does.
+        """
+        op = find_drawing_op(self._graph, [catch.key for catch in self._catches])
+        if op is None:
+            return None
+        states = [random_state(self._model)]
+        for _ in range(2):
+            self._probe.sight(self._batch, self._catches, halt=True)
+            states.append(random_state(self._model))
+        before, once, twice = states
+        # Equal after both: nothing was drawn, or the model seeds itself each time.
+        if torch.equal(before, once) or torch.equal(once, twice):
+            return None
+        return f"random numbers go into the sites; drawn by {op}"
+
+    def _warn(self, text: str) -> None:
+        self._notes.append(text)
+        warnings.warn(
+            f"{self._name} is not deterministic: {text}. Rows are as the model makes "
+            "them, but another run gives others.",
+            TorchLensWarning,
+            stacklevel=6,
+        )
 
     def _check_output(self, first: Sighting) -> None:
         """Compare the model's output with capture to the one without."""
@@ -234,7 +272,8 @@ class _Gathering:
         )
 
     def _accept_mixing(self, name: str, proof: Proof) -> RowLayout:
-        culprit = find_mixing_op(self._model, self._batch, self._axis)
+        key = self._catches[self._names.index(name)].key
+        culprit = find_mixing_op(self._model, self._batch, self._axis, key)
         text = (
             f"{name!r} of {self._name} mixes samples: a sample alone gives other "
             f"values than in its batch; {proof.detail}. First op that differs: "

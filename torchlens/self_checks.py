@@ -5,21 +5,33 @@ Runs only when a check has failed, since it keeps every payload of a small forwa
 
 import random
 import sys
+from collections.abc import Iterable
 
 import torch
 from torch import nn
 
-from .axis_proof import close
+from .axis_proof import close, possible_layouts
+from .function_facts import facts_of
 from .graph import Graph
 from .model_inputs import ModelInputs
 from .model_state import preserved_randomness
-from .records import OpRecord
+from .records import OpRecord, SiteKey
+from .retracing import node_of_key
 from .tracer import Capture, run_capture
 
 _BATCH_NORMS = ("batchnorm", "nativebatchnorm", "instancenorm")
 _SEEDS = (7, 8)
 
-__all__ = ["describe_op", "find_mixing_op", "find_random_op", "missing_mask_hint"]
+# Position and name of the argument without which these functions draw nothing.
+_SWITCHES = {"rrelu": (3, "training"), "scaled_dot_product_attention": (4, "dropout_p")}
+
+__all__ = [
+    "describe_op",
+    "find_drawing_op",
+    "find_mixing_op",
+    "find_random_op",
+    "missing_mask_hint",
+]
 
 
 def find_random_op(model: nn.Module, inputs: ModelInputs) -> str | None:
@@ -37,22 +49,78 @@ def find_random_op(model: nn.Module, inputs: ModelInputs) -> str | None:
     return None
 
 
-def find_mixing_op(model: nn.Module, inputs: ModelInputs, batch_axis: int) -> str:
-    """Return in words the first op whose value for a sample depends on its batch."""
-    alone = inputs.take((0,), batch_axis)
-    single = _capture(model, alone)
+def find_drawing_op(graph: Graph, sites: Iterable[SiteKey]) -> str | None:
+    """Return in words the first op that draws random numbers for one of `sites`."""
+    above = {i for key in sites for i in _ancestors(graph, node_of_key(graph, key))}
+    drawing = [graph.nodes[i] for i in sorted(above) if _draws(graph.nodes[i])]
+    return describe_op(graph, drawing[0]) if drawing else None
+
+
+def _draws(node: OpRecord) -> bool:
+    """Return whether an op draws from torch's own generator, as far as it shows."""
+    if node.func is None or node.kwargs.get("generator") is not None:
+        return False
+    facts = facts_of(node.func)
+    if not facts.random:
+        return False
+    name = facts.name.rstrip("_")
+    if "dropout" in name:
+        # torch.dropout calls it train, torch.nn.functional.dropout training.
+        train = node.kwargs.get("train", True)
+        return bool(_argument(node, 2, "training", train))
+    if name in _SWITCHES:
+        return bool(_argument(node, *_SWITCHES[name], False))
+    return True
+
+
+def _argument(node: OpRecord, position: int, name: str, default: object) -> object:
+    if position < len(node.args):
+        return node.args[position]
+    return node.kwargs.get(name, default)
+
+
+def find_mixing_op(
+    model: nn.Module, inputs: ModelInputs, batch_axis: int, key: SiteKey
+) -> str:
+    """Return in words the first op on the way to `key` that depends on the batch."""
     batch = _capture(model, inputs)
     num_samples = inputs.num_samples(batch_axis)
+    found = []
+    for sample in range(num_samples):
+        # A sample may agree by chance, as does the one that holds a batch's maximum.
+        single = _capture(model, inputs.take((sample,), batch_axis))
+        node = _first_mixing(single, batch, key, sample, num_samples)
+        if node is not None:
+            found.append((node.index, describe_op(single.graph, node)))
+    return min(found)[1] if found else "no single op could be found"
+
+
+def _first_mixing(
+    single: Capture, batch: Capture, key: SiteKey, sample: int, num_samples: int
+) -> OpRecord | None:
     twins = {node.key: node for node in batch.graph.nodes}
-    for node in single.graph.ops:
+    for index in sorted(_ancestors(single.graph, node_of_key(single.graph, key))):
+        node = single.graph.nodes[index]
         twin = twins.get(node.key)
-        one = single.payloads.get(node.index)
+        one = single.payloads.get(index)
         many = None if twin is None else batch.payloads.get(twin.index)
-        if one is None or many is None:
+        if one is None or many is None or node.kind != "op":
             continue
-        if not _agrees(one, many, num_samples):
-            return describe_op(single.graph, node)
-    return "no single op could be found"
+        if not _agrees(one, many, sample, num_samples):
+            return node
+    return None
+
+
+def _ancestors(graph: Graph, index: int | None) -> set[int]:
+    """Return `index` and everything it was computed from."""
+    found: set[int] = set()
+    waiting = [] if index is None else [index]
+    while waiting:
+        current = waiting.pop()
+        if current not in found:
+            found.add(current)
+            waiting.extend(graph.nodes[current].parents)
+    return found
 
 
 def describe_op(graph: Graph, node: OpRecord) -> str:
@@ -106,15 +174,21 @@ def _comparable(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.nan_to_num() if tensor.dtype.is_floating_point else tensor
 
 
-def _agrees(one: torch.Tensor, many: torch.Tensor, num_samples: int) -> bool:
-    """Return whether the single sample's value is where sizes say it should be."""
+def _agrees(
+    one: torch.Tensor, many: torch.Tensor, sample: int, num_samples: int
+) -> bool:
+    """Return whether the single sample's value is where the sizes let it be."""
     if one.shape == many.shape:
         return close(one, many)
     if one.ndim != many.ndim:
         return True
     axes = [k for k in range(one.ndim) if one.shape[k] != many.shape[k]]
-    if len(axes) != 1 or one.shape[axes[0]] != 1:
-        return len(axes) == 1  # merged with another axis, or a table of pairs
-    if many.shape[axes[0]] != num_samples:
-        return True
-    return close(one, many.narrow(axes[0], 0, 1))
+    if len(axes) != 1:
+        return False  # a table of pairs of samples
+    axis = axes[0]
+    if many.shape[axis] != num_samples * one.shape[axis]:
+        return False
+    return any(
+        close(layout.rows(many, num_samples)[sample], layout.rows(one, 1)[0])
+        for layout in possible_layouts(axis, one.shape[axis], tuple(many.shape))
+    )
