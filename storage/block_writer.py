@@ -104,6 +104,9 @@ class BlockWriter:
         ids = self._checked_ids(ids)
         metadata = metadata or {}
         self._check_columns(metadata)
+        outside = [row for row in failed if not self.start <= row < self.stop]
+        if outside:
+            raise DataError(f"Failed rows {outside} are not in block {self.block}.")
         for name, row in self._next.items():
             if row != self.stop:
                 raise StoreError(
@@ -114,9 +117,6 @@ class BlockWriter:
         self._put_samples(ids, metadata)
         if seconds is None:
             seconds = time.monotonic() - self._began
-        outside = [row for row in failed if not self.start <= row < self.stop]
-        if outside:
-            raise DataError(f"Failed rows {outside} are not in block {self.block}.")
         record = CommitRecord(
             run_id=self._run.run_id,
             block=self.block,

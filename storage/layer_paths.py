@@ -18,6 +18,8 @@ _MAX_PATH = 200
 _KEPT_OF_LONG = 120
 _UNSAFE = re.compile(rb"[^A-Za-z0-9._-]")
 _UPPER = re.compile(rb"[A-Z]")
+# Not a hexadecimal digit of an escape before it.
+_LETTER = re.compile(rb"(?<!~)(?<!~[0-9a-f])[a-z]")
 _ESCAPE = re.compile(rb"~([0-9a-f]{2})")
 _DEVICES = {"con", "prn", "aux", "nul"} | {
     f"{port}{digit}" for port in ("com", "lpt") for digit in range(1, 10)
@@ -29,8 +31,8 @@ def layer_path(name: str, *, escape_case: bool = False) -> str:
 
     Args:
         name: Any non-empty text.
-        escape_case: Escape upper-case letters too, for a name that differs from
-            another one in case only.
+        escape_case: Escape upper-case letters too, or the first letter if there is
+            none: for a name that differs from another one in case only.
 
     Raises:
         DataError: If the name is empty or no valid Unicode.
@@ -43,7 +45,10 @@ def layer_path(name: str, *, escape_case: bool = False) -> str:
         raise DataError("A layer name is empty; give every layer a name.")
     text = _UNSAFE.sub(_escaped, raw)
     if escape_case:
-        text = _UPPER.sub(_escaped, text)
+        plain = text
+        text = _UPPER.sub(_escaped, plain)
+        if text == plain:
+            text = _LETTER.sub(_escaped, plain, count=1)
     path = _escape_ends(text.decode("ascii"))
     if len(path) <= _MAX_PATH:
         return path

@@ -118,7 +118,7 @@ class LayerReader:
             first = key[0] if key else slice(None)
             if first is Ellipsis:
                 whole: NDArray[Any] = self.numpy()[key]
-            return whole
+                return whole
             rows = self[first]
             rest = key[1:] if _is_integer(first) else (slice(None), *key[1:])
             result: NDArray[Any] = rows[rest]

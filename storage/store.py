@@ -136,12 +136,7 @@ class Store:
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.objects, self._all_runs), {"_partial": self._partial}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(  # type: ignore[misc]  # reopening is what unpickling means here
-            self.objects, self._all_runs, allow_partial=state["_partial"]
-        )
+        return _reopen, (self.objects, self._all_runs, self._partial)
 
     def rows_of(self, ids: Sequence[str]) -> NDArray[np.int64]:
         """Return the dataset index of each sample id.
@@ -238,3 +233,10 @@ class Store:
             return [self.objects.get(SAMPLES)]
         commits = self._commits[first.record.run_id]
         return [self.objects.get(first.record.samples_key(c.block)) for c in commits]
+
+
+def _reopen(
+    objects: ObjectStore, runs: Sequence[KnownRun], allow_partial: bool
+) -> Store:
+    """Unpickle: file descriptors and caches stay in their process."""
+    return Store(objects, runs, allow_partial=allow_partial)
