@@ -10,7 +10,12 @@ from torch import nn
 
 from .model_access import has_compiled_parts
 
-__all__ = ["eager_and_unfused", "preserved_randomness", "preserved_state"]
+__all__ = [
+    "eager_and_unfused",
+    "preserved_randomness",
+    "preserved_state",
+    "random_state",
+]
 
 
 @contextmanager
@@ -33,6 +38,14 @@ def preserved_randomness(model: nn.Module) -> Iterator[None]:
             random.setstate(python_state)
             if numpy is not None:
                 numpy.random.set_state(numpy_state)
+
+
+def random_state(model: nn.Module) -> torch.Tensor:
+    """Return the state of the generator that ops of `model` draw from."""
+    first = next(model.parameters(), None)
+    if first is not None and first.device.type == "cuda":
+        return torch.cuda.get_rng_state(first.device)
+    return torch.get_rng_state()
 
 
 @contextmanager
