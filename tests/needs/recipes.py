@@ -174,10 +174,12 @@ def _watch(
     module: nn.Module, address: str, seen: dict[tuple[str, bool], list[Any]]
 ) -> None:
     def before(_: nn.Module, args: Any, kwargs: Any) -> None:
-        seen.setdefault((address, True), []).append(cloned((*args, *kwargs.values())))
+        seen.setdefault((address, True), []).append(
+            copy.deepcopy((*args, *kwargs.values()))
+        )
 
     def after(_: nn.Module, args: Any, output: Any) -> None:
-        seen.setdefault((address, False), []).append(cloned(output))
+        seen.setdefault((address, False), []).append(copy.deepcopy(output))
 
     module.register_forward_pre_hook(before, with_kwargs=True)
     module.register_forward_hook(after)
@@ -187,19 +189,6 @@ def _plain_call(model: nn.Module, batch: Any) -> Any:
     if isinstance(batch, Mapping) and "input_ids" in batch:
         return model(**{key: value for key, value in batch.items() if key != "id"})
     return model(batch["x"] if isinstance(batch, Mapping) else batch)
-
-
-def cloned(value: Any) -> Any:
-    """Return a deep copy of nested outputs, tensors without their graph."""
-    if isinstance(value, Tensor):
-        return value.detach().clone()
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*map(cloned, value))
-    if isinstance(value, list | tuple):
-        return type(value)(map(cloned, value))
-    if isinstance(value, dict):
-        return {key: cloned(item) for key, item in value.items()}
-    return copy.deepcopy(value)
 
 
 def E(  # noqa: N802  (the page's name)
