@@ -202,7 +202,10 @@ def _module_records(
             address=address,
             aliases=tuple(aliases),
             type_name=type(module).__name__,
-            type_names=tuple(kind.__name__ for kind in type(module).__mro__[:-1]),
+            type_names=tuple(
+                f"{kind.__module__}.{kind.__qualname__}"
+                for kind in type(module).__mro__[:-1]
+            ),
             calls=tuple(called.get(address, ())),
             params=tuple(
                 names.params[id(parameter)][1][0]

@@ -116,14 +116,10 @@ class ModuleType(Leaf):
         )
 
     def _is_class(self, module: ModuleRecord) -> bool:
-        """Compare as precisely as both names allow."""
-        short = self.type_name.rpartition(".")[2]
-        return any(
-            name == self.type_name
-            if "." in name and "." in self.type_name
-            else name.rpartition(".")[2] == short
-            for name in (module.type_name, *module.type_names)
-        )
+        """Compare whole dotted names, or the last part when only that was given."""
+        if "." in self.type_name:
+            return self.type_name in module.type_names
+        return self.type_name in {name.rpartition(".")[2] for name in module.type_names}
 
     def hint(self, graph: Graph) -> str:
         """Return the classes of the modules that were called."""

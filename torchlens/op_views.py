@@ -104,7 +104,7 @@ class Op:
     @property
     def is_saved(self) -> bool:
         """Return whether the trace kept the output."""
-        return self.index in self.saved.tensors
+        return self.saved.index_of(self.record) is not None
 
     @property
     def shape(self) -> tuple[int, ...]:

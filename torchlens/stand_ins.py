@@ -47,9 +47,8 @@ def stand_in_ops(graph: Graph, module: ModuleRecord) -> tuple[OpRecord, ...]:
             happened to the module's parameters and what to ask for instead.
     """
     readers = _readers(graph, module)
-    function = next(
-        (_FUNCTIONS[name] for name in _class_names(module) if name in _FUNCTIONS), None
-    )
+    classes = (name.rpartition(".")[2] for name in module.type_names)
+    function = next((_FUNCTIONS[name] for name in classes if name in _FUNCTIONS), None)
     own = set(module.params)
     if own and readers and all(_does(op, function, own) for op in readers):
         return readers
@@ -72,11 +71,6 @@ def _readers(graph: Graph, module: ModuleRecord) -> tuple[OpRecord, ...]:
 
 def _owner(graph: Graph, op: OpRecord) -> ModuleRecord:
     return graph.modules[graph.module_calls[op.module_call].address]
-
-
-def _class_names(module: ModuleRecord) -> tuple[str, ...]:
-    names = (module.type_name, *module.type_names)
-    return tuple(name.rpartition(".")[2] for name in names)
 
 
 def _does(op: OpRecord, function: str | None, params: set[str]) -> bool:

@@ -6,17 +6,15 @@ leading dot are attributes: `[0]`, `["hidden"]`, `.key`.
 """
 
 import dataclasses
-import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 
-from .errors import SelectorError
+from .labels import format_path, parse_path
 from .records import Path
 
 _MAX_DEPTH = 12
-_PART = re.compile(r"""\[(-?\d+)\]|\["([^"]*)"\]|\['([^']*)'\]|\.([A-Za-z_]\w*)""")
 
 __all__ = ["format_path", "get_at", "leaves", "map_tensors", "parse_path"]
 
@@ -92,42 +90,3 @@ def map_tensors(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
 def _shallow_copy(value: Any) -> Any:
     copy = getattr(value, "copy", None)
     return copy() if callable(copy) else dict(value)
-
-
-def format_path(path: Path) -> str:
-    """Return the text of a path, such as `[0]["hidden"].key`."""
-    parts = []
-    for part in path:
-        if isinstance(part, int):
-            parts.append(f"[{part}]")
-        elif part.startswith("."):
-            parts.append(part)
-        else:
-            parts.append(f'["{part}"]')
-    return "".join(parts)
-
-
-def parse_path(text: str) -> Path:
-    """Return the path written as `text`; the reverse of `format_path`.
-
-    Raises:
-        SelectorError: If the text is not a path.
-    """
-    parts: list[str | int] = []
-    position = 0
-    while position < len(text):
-        match = _PART.match(text, position)
-        if match is None:
-            raise SelectorError(
-                f"{text!r} is not a path into an output. Write it like "
-                f'[0], ["hidden"] or .field, as often as needed.'
-            )
-        index, double, single, attribute = match.groups()
-        if index is not None:
-            parts.append(int(index))
-        elif attribute is not None:
-            parts.append(f".{attribute}")
-        else:
-            parts.append(double if double is not None else single)
-        position = match.end()
-    return tuple(parts)

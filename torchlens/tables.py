@@ -46,7 +46,7 @@ def ops_table(graph: Graph, saved: Saved) -> "pd.DataFrame":
                 "flops_forward": node.flops,
                 "macs_forward": node.macs,
                 "duration_seconds": node.duration_seconds,
-                "is_saved": node.index in saved.tensors,
+                "is_saved": saved.index_of(node) is not None,
                 "file": frames[-1].file if frames else None,
                 "line": frames[-1].line if frames else None,
                 "function": frames[-1].function if frames else None,

@@ -418,6 +418,42 @@ def test_every_site_holds_the_tensor_that_a_hook_sees() -> None:
             assert torch.equal(capture.payloads[site.node], value), name
 
 
+def test_glob_of_a_torchvision_model_takes_the_second_block_of_each_stage() -> None:
+    import torchvision
+
+    model = torchvision.models.resnet18().eval()
+    graph = run_capture(model, (torch.randn(1, 3, 32, 32),), {}).graph
+    assert list(chosen("layer*.1", graph)) == [f"layer{k}.1" for k in (1, 2, 3, 4)]
+    assert chosen(["fc", "layer1.0.relu:2", "relu"], graph) == {
+        "fc": "linear_1_69",
+        "layer1.0.relu:2": "relu_3_11",
+        "relu": "relu_1_3",
+    }
+
+
+def test_glob_of_a_language_model_takes_the_part_of_every_block() -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(
+        n_layer=2,
+        n_embd=8,
+        n_head=2,
+        vocab_size=11,
+        n_positions=8,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    model = GPT2LMHeadModel(config).eval()
+    graph = run_capture(model, (torch.tensor([[1, 2, 3]]),), {}).graph
+    blocks = ["transformer.h.0.mlp", "transformer.h.1.mlp"]
+    assert list(chosen("transformer.h.*.mlp", graph)) == blocks
+    assert graph.nodes[resolve_layers(graph, "lm_head")["lm_head"].node].params == (
+        "transformer.wte.weight",
+    )
+    for text in ("transformer.last_hidden_state", 'transformer["last_hidden_state"]'):
+        assert list(chosen(text, graph)) == [text]
+
+
 parts = st.text("ab1_", min_size=1, max_size=3)
 dotted = st.lists(parts, min_size=1, max_size=4).map(".".join)
 

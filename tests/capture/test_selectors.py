@@ -210,6 +210,28 @@ def test_resolve_follows_execution_order_over_all_kinds_of_sites() -> None:
     assert names(selector) == ("b.input[0]", "linear_1_1", "b", "self[0]")
 
 
+class Linear(nn.Module):
+    """Shares nothing but the name with torch's layer."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2
+
+
+class Lazy(nn.Linear):
+    """A subclass of torch's layer."""
+
+
+def test_module_type_compares_classes_and_not_their_last_names() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), Linear(), Lazy(2, 2))
+    graph = run_capture(model, (torch.randn(1, 2),), {}).graph
+    assert names(module_type(nn.Linear), graph) == ("0", "2")
+    assert names(module_type(Linear), graph) == ("1",)
+    assert names(module_type(Lazy), graph) == ("2",)
+    assert names(module_type("Linear"), graph) == ("0", "1", "2")
+    assert names(module_type("torch.nn.modules.linear.Linear"), graph) == ("0", "2")
+    assert names(from_json(module_type(Linear).to_json()), graph) == ("1",)
+
+
 class Structured(nn.Module):
     """Returns a named tuple, calls its child by keyword and by `.forward`."""
 

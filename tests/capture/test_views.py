@@ -354,6 +354,17 @@ def test_unsaved_payload_says_how_to_save_it() -> None:
     assert "saved     no" in str(trace["linear_2"])
 
 
+def test_model_output_is_there_when_the_op_that_made_it_was_saved() -> None:
+    full = make_trace()
+    key = full["identity_1"].key
+    model = Net().eval()
+    capture = run_capture(model, (torch.ones(2, 4),), {}, wanted=frozenset([key]))
+    trace = Trace(capture)
+    assert list(trace.payloads) == [trace["identity_1"].index]
+    assert trace["output_1"].out is trace["identity_1"].out
+    assert trace["output_1"].is_saved
+
+
 def test_payload_changed_after_the_trace_is_refused() -> None:
     with torch.no_grad():
         trace = make_trace()
