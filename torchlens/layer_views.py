@@ -6,7 +6,7 @@ from typing import Any, final
 from .errors import SelectorError
 from .graph import Graph
 from .near_misses import listed
-from .op_views import Op
+from .op_views import FACTS, Op
 from .saved import Saved
 
 __all__ = ["Layer"]
@@ -80,13 +80,17 @@ class Layer:
     # Any: the attribute of the op decides, and Op declares each of them.
     def __getattr__(self, name: str) -> Any:
         """Return what the only op has under this name."""
-        if name.startswith("_") or not isinstance(getattr(Op, name, None), property):
+        if name not in FACTS:
             raise AttributeError(f"A layer has no attribute {name!r}.")
         return getattr(self.op, name)
 
     def __len__(self) -> int:
         """Return the number of passes."""
         return len(self.nodes)
+
+    def __dir__(self) -> list[str]:
+        """Return the attributes, those of the op included."""
+        return sorted({*object.__dir__(self), *FACTS})
 
     def __eq__(self, other: object) -> bool:
         """Return whether `other` shows the same layer of the same graph."""

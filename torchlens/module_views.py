@@ -9,7 +9,7 @@ from .errors import SelectorError
 from .graph import Graph, Site
 from .labels import format_path
 from .near_misses import listed
-from .op_views import Op
+from .op_views import FACTS, Op
 from .records import ModuleRecord
 from .saved import Saved
 from .units import counted, shaped
@@ -165,9 +165,13 @@ class Module:
     # Any: the attribute of the op decides, and Op declares each of them.
     def __getattr__(self, name: str) -> Any:
         """Return what the only output op has under this name."""
-        if name.startswith("_") or not isinstance(getattr(Op, name, None), property):
+        if name not in FACTS:
             raise AttributeError(f"A module has no attribute {name!r}.")
         return getattr(self.output, name)
+
+    def __dir__(self) -> list[str]:
+        """Return the attributes, those of the op included."""
+        return sorted({*object.__dir__(self), *FACTS})
 
     def __eq__(self, other: object) -> bool:
         """Return whether `other` shows the same of the same graph."""

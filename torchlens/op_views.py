@@ -7,6 +7,7 @@ way round, so that dropping a trace frees its memory at once.
 import linecache
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MemberDescriptorType
 from typing import Any, final
 
 import torch
@@ -17,7 +18,7 @@ from .records import ArgRef, Frame, OpRecord, Path, SiteKey
 from .saved import Saved
 from .units import counted, shaped, sized, timed
 
-__all__ = ["Op", "Source"]
+__all__ = ["FACTS", "Op", "Source"]
 
 
 @final
@@ -271,6 +272,14 @@ class Op:
                 ("source", where),
             ],
         )
+
+
+FACTS = frozenset(
+    name
+    for name, value in vars(Op).items()
+    if isinstance(value, property | MemberDescriptorType) and not name.startswith("_")
+)
+"""Names that a view of several ops passes on to its only op."""
 
 
 def _page(title: str, pairs: list[tuple[str, str]]) -> str:

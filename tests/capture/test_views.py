@@ -339,6 +339,7 @@ def test_views_of_one_thing_are_equal_across_accesses(trace: Trace) -> None:
 def test_view_has_no_attributes_by_accident(trace: Trace, key: str) -> None:
     for name in ("nonsense", "__wrapped__", "_op"):
         assert not hasattr(trace[key], name)
+    assert {"out", "shape", "parents", "index"} <= set(dir(trace[key]))
 
 
 def test_unsaved_payload_says_how_to_save_it() -> None:
