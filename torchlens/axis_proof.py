@@ -59,25 +59,25 @@ def prove_axis(values: Sequence[Tensor], *, by_value: bool = True) -> Proof:
     """Return what values caught for the batches `PROBE_SAMPLES` prove.
 
     Args:
-        values: The site's tensor in each of the three runs.
+        values: The site's tensor in each of the three runs, or in the first two.
         by_value: Whether values can be compared; not if they are random.
     """
+    sizes = [len(samples) for samples in PROBE_SAMPLES[: len(values)]]
     shapes = [tuple(value.shape) for value in values]
     text = ", ".join(str(list(shape)) for shape in shapes)
-    detail = f"its shapes at batch sizes 3, 2 and 1 are {text}"
+    detail = f"its shapes at batch sizes {listed(sizes)} are {text}"
     if len({len(shape) for shape in shapes}) > 1:
         return Proof("size", None, detail)
-    three, two, one = shapes
-    axes = [k for k in range(len(three)) if not three[k] == two[k] == one[k]]
+    axes = [k for k in range(len(shapes[0])) if len({s[k] for s in shapes}) > 1]
     if not axes:
         return _prove_constant(values, detail, by_value)
     if len(axes) > 1:
         return Proof("axes", None, detail)
     axis = axes[0]
-    group = one[axis]
-    if (three[axis], two[axis]) != (3 * group, 2 * group):
+    group = shapes[0][axis] - shapes[1][axis]
+    if any(shape[axis] != n * group for shape, n in zip(shapes, sizes, strict=True)):
         return Proof("size", None, detail)
-    layouts = possible_layouts(axis, group, three)
+    layouts = possible_layouts(axis, group, shapes[0])
     if not by_value:
         if len(layouts) == 1:
             return Proof("rows", layouts[0], detail)
@@ -143,6 +143,12 @@ def close(one: Tensor, other: Tensor) -> bool:
     return bool((gap <= _tolerance(one) * scale).all())
 
 
+def listed(sizes: Sequence[int]) -> str:
+    """Return batch sizes in words, such as "3, 2 and 1"."""
+    *first, last = map(str, sizes)
+    return f"{', '.join(first)} and {last}"
+
+
 def _tolerance(tensor: Tensor) -> float:
     tolerance = _TOLERANCE.get(tensor.dtype, _FLOAT32_TOLERANCE)
     return tolerance if tensor.device.type == "cpu" else tolerance * _CUDA_FACTOR
@@ -170,9 +176,10 @@ def possible_layouts(axis: int, group: int, shape: tuple[int, ...]) -> list[RowL
 
 def _samples_agree(layout: RowLayout, values: Sequence[Tensor]) -> bool:
     batch = layout.rows(values[0], len(PROBE_SAMPLES[0]))
+    parts = PROBE_SAMPLES[1 : len(values)]
     return all(
         close(layout.rows(value, len(samples)), batch[list(samples)])
-        for samples, value in zip(PROBE_SAMPLES[1:], values[1:], strict=True)
+        for samples, value in zip(parts, values[1:], strict=True)
     )
 
 

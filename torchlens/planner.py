@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Collection, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import nn
 from .aliasing import Aliases
 from .catch_choice import choose_catch
 from .catches import Catch
-from .errors import InputError, PlanError
+from .errors import InputError, PlanError, TorchLensError
 from .graph import Graph, Site
 from .identity import digest_text, identify
 from .lookup import Layers, resolve_layers
@@ -20,7 +21,7 @@ from .model_inputs import ModelInputs, as_inputs
 from .model_state import preserved_randomness, preserved_state
 from .plan_fit import python_version
 from .plans import CapturePlan, SitePlan
-from .probe import Probe, preserved_tensors
+from .probe import OtherPathError, Probe, preserved_tensors
 from .proofs import ALLOWED, Evidence, gather
 from .run_modes import RunModes, ambient_autocast, training_mode
 from .stored_dtypes import choose_dtypes
@@ -85,21 +86,15 @@ def plan(
         stack.enter_context(preserved_randomness(module))
         modes.enter(stack, inference=False)
         probe = Probe(module, modes)
-        batch, graph = _trace(module, inputs, batch_axis, allow)
-        sites = resolve_layers(graph, layers)
-        catches = {
-            name: choose_catch(graph, name, site) for name, site in sites.items()
-        }
-        evidence = gather(
-            module, probe, graph, catches, batch, batch_axis, frozenset(allow)
-        )
+        study = _study(module, probe, inputs, layers, batch_axis, frozenset(allow))
         inference = not left.found
-    site_plans = _site_plans(graph, sites, catches, evidence)
+    batch, graph, evidence = study.batch, study.graph, study.evidence
+    site_plans = _site_plans(graph, study.sites, study.catches, evidence)
     site_plans = choose_dtypes(site_plans, dtype)
     return CapturePlan(
         sites=site_plans,
         model=identify(module),
-        graph_digest=_graph_digest(graph, max(s.order for s in sites.values())),
+        graph_digest=_graph_digest(graph, max(s.order for s in study.sites.values())),
         training=training,
         inference=inference,
         autocast=autocast,
@@ -110,7 +105,7 @@ def plan(
         weight_bytes=_weight_bytes(module),
         activation_bytes=_activation_bytes(graph) // batch.num_samples(batch_axis),
         checks=evidence.checks,
-        notes=evidence.notes,
+        notes=(*evidence.notes, *study.notes),
     )
 
 
@@ -131,6 +126,62 @@ def check_call(model: nn.Module, inputs: ModelInputs) -> None:
         ) from error
     except ValueError:
         return  # a forward without a readable signature
+
+
+@dataclass(frozen=True, slots=True)
+class _Study:
+    """What was traced, what is caught of it, and what the probe showed."""
+
+    batch: ModelInputs
+    graph: Graph
+    sites: Mapping[str, Site]
+    catches: Mapping[str, Catch]
+    evidence: Evidence
+    notes: tuple[str, ...] = ()
+
+
+def _study(
+    model: nn.Module,
+    probe: Probe,
+    inputs: ModelInputs,
+    layers: Layers,
+    batch_axis: int,
+    allow: frozenset[str],
+) -> _Study:
+    """Trace and probe; near copies of one sample stand in where samples disagree."""
+    try:
+        return _study_batch(model, probe, inputs, layers, batch_axis, allow)
+    except (OtherPathError, PlanError) as error:
+        apart = isinstance(error, OtherPathError) or isinstance(
+            error.__cause__, OtherPathError
+        )
+        if not apart or "fixed_batch" in allow:
+            raise
+        first = inputs.take((0,), batch_axis)
+        try:
+            study = _study_batch(model, probe, first, layers, batch_axis, allow)
+        except TorchLensError:
+            raise error from error.__cause__
+    note = (
+        "the first samples take different paths; planned on the path of the first one, "
+        "and batches that take another are met as on_divergence says"
+    )
+    return replace(study, notes=(note,))
+
+
+def _study_batch(
+    model: nn.Module,
+    probe: Probe,
+    inputs: ModelInputs,
+    layers: Layers,
+    batch_axis: int,
+    allow: frozenset[str],
+) -> _Study:
+    batch, graph = _trace(model, inputs, batch_axis, allow)
+    sites = resolve_layers(graph, layers)
+    catches = {name: choose_catch(graph, name, site) for name, site in sites.items()}
+    evidence = gather(model, probe, graph, catches, batch, batch_axis, allow)
+    return _Study(batch, graph, sites, catches, evidence)
 
 
 def _trace(

@@ -20,7 +20,18 @@ from .model_inputs import ModelInputs
 from .run_modes import RunModes
 from .structures import leaves
 
-__all__ = ["LeftTensors", "Probe", "Sighting", "first_line", "preserved_tensors"]
+__all__ = [
+    "LeftTensors",
+    "OtherPathError",
+    "Probe",
+    "Sighting",
+    "first_line",
+    "preserved_tensors",
+]
+
+
+class OtherPathError(CaptureError):
+    """The probe's batch took another path than the one that was traced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +81,7 @@ class Probe:
             halt: Whether to end the forward after the last of them.
 
         Raises:
-            CaptureError: If a site of the trace does not appear in this run.
+            OtherPathError: If a site of the trace does not appear in this run.
         """
         seen: dict[int, tuple[Tensor, int | None, Tensor]] = {}
 
@@ -90,7 +101,7 @@ class Probe:
         if problem is None and absent:
             problem = f"{describe_key(absent[0].key)} never appeared"
         if problem is not None:
-            raise CaptureError(
+            raise OtherPathError(
                 f"{type(self._model).__name__} took another path in the probe on "
                 f"{inputs.describe()} than when it was traced: {problem}. A plan needs "
                 "a path that does not depend on the batch size or on the values of "

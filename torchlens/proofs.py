@@ -209,6 +209,8 @@ class _Gathering:
                     f"for 3: {error}"
                 ) from error
             except Exception as error:
+                if len(sightings) == 2 and self._explain_mixing(sightings, samples):
+                    break
                 raise PlanError(
                     f"{self._name} runs on a batch of 3 samples, but not on "
                     f"{len(samples)}: {first_line(error)}. If it takes batches of one "
@@ -221,6 +223,26 @@ class _Gathering:
             )
             for index in range(len(self._names))
         ]
+
+    def _explain_mixing(
+        self, sightings: Sequence[Sighting], failed: tuple[int, ...]
+    ) -> bool:
+        """Return whether the runs so far show mixing, and whether it is permitted.
+
+        Raises:
+            PlanError: If they show it, and it is not.
+        """
+        mixing = False
+        for index, name in enumerate(self._names):
+            values = [sighting.values[index] for sighting in sightings]
+            proof = prove_axis(values)
+            if proof.kind == "mixing":
+                mixing = True
+                if "mixing" not in self._allow:
+                    self._accept_mixing(name, proof)
+        if mixing:
+            self._notes.append(f"{self._name} does not run on {len(failed)} sample")
+        return mixing
 
     def _prove_fixed(self, first: Sighting) -> list[Proof]:
         size = self._batch.num_samples(self._axis)
@@ -272,13 +294,15 @@ class _Gathering:
         )
 
     def _accept_mixing(self, name: str, proof: Proof) -> RowLayout:
-        key = self._catches[self._names.index(name)].key
-        culprit = find_mixing_op(self._model, self._batch, self._axis, key)
         text = (
-            f"{name!r} of {self._name} mixes samples: a sample alone gives other "
-            f"values than in its batch; {proof.detail}. First op that differs: "
-            f"{culprit}.{missing_mask_hint(self._model, self._batch)}"
+            f"{name!r} of {self._name} mixes samples: a sample gives other values in "
+            f"another batch; {proof.detail}. "
         )
+        if "fixed_batch" not in self._allow:
+            key = self._catches[self._names.index(name)].key
+            culprit = find_mixing_op(self._model, self._batch, self._axis, key)
+            text += f"First op that differs: {culprit}."
+        text += missing_mask_hint(self._model, self._batch)
         if "mixing" not in self._allow:
             raise PlanError(
                 f'{text} Rows would depend on the batch size; pass allow=("mixing",) '

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from .axis_proof import close, possible_layouts
+from .errors import InputError
 from .function_facts import facts_of
 from .graph import Graph
 from .model_inputs import ModelInputs
@@ -85,28 +86,40 @@ def find_mixing_op(
     """Return in words the first op on the way to `key` that depends on the batch."""
     batch = _capture(model, inputs)
     num_samples = inputs.num_samples(batch_axis)
-    found = []
-    for sample in range(num_samples):
-        # A sample may agree by chance, as does the one that holds a batch's maximum.
-        single = _capture(model, inputs.take((sample,), batch_axis))
-        node = _first_mixing(single, batch, key, sample, num_samples)
-        if node is not None:
-            found.append((node.index, describe_op(single.graph, node)))
-    return min(found)[1] if found else "no single op could be found"
+    # Every sample alone, since one may agree by chance, as does the one that holds the
+    # batch's maximum; then pairs, for models that do not run on one sample.
+    alone = [(sample,) for sample in range(num_samples)]
+    for parts in (alone, [(0, 1), (1, 2)]):
+        found = []
+        for samples in parts:
+            try:
+                part = _capture(model, inputs.take(samples, batch_axis))
+            except InputError:
+                continue
+            node = _first_mixing(part, batch, key, samples, num_samples)
+            if node is not None:
+                found.append((node.index, describe_op(part.graph, node)))
+        if found:
+            return min(found)[1]
+    return "no single op could be found"
 
 
 def _first_mixing(
-    single: Capture, batch: Capture, key: SiteKey, sample: int, num_samples: int
+    part: Capture,
+    batch: Capture,
+    key: SiteKey,
+    samples: tuple[int, ...],
+    num_samples: int,
 ) -> OpRecord | None:
     twins = {node.key: node for node in batch.graph.nodes}
-    for index in sorted(_ancestors(single.graph, node_of_key(single.graph, key))):
-        node = single.graph.nodes[index]
+    for index in sorted(_ancestors(part.graph, node_of_key(part.graph, key))):
+        node = part.graph.nodes[index]
         twin = twins.get(node.key)
-        one = single.payloads.get(index)
-        many = None if twin is None else batch.payloads.get(twin.index)
-        if one is None or many is None or node.kind != "op":
+        some = part.payloads.get(index)
+        every = None if twin is None else batch.payloads.get(twin.index)
+        if some is None or every is None or node.kind != "op":
             continue
-        if not _agrees(one, many, sample, num_samples):
+        if not _agrees(some, every, num_samples, samples):
             return node
     return None
 
@@ -175,20 +188,30 @@ def _comparable(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _agrees(
-    one: torch.Tensor, many: torch.Tensor, sample: int, num_samples: int
+    part: torch.Tensor,
+    whole: torch.Tensor,
+    num_samples: int,
+    samples: tuple[int, ...],
 ) -> bool:
-    """Return whether the single sample's value is where the sizes let it be."""
-    if one.shape == many.shape:
-        return close(one, many)
-    if one.ndim != many.ndim:
+    """Return whether the values of `samples` are where the sizes let them be."""
+    if part.shape == whole.shape:
+        return close(part, whole)
+    if part.ndim != whole.ndim:
         return True
-    axes = [k for k in range(one.ndim) if one.shape[k] != many.shape[k]]
+    axes = [k for k in range(part.ndim) if part.shape[k] != whole.shape[k]]
     if len(axes) != 1:
         return False  # a table of pairs of samples
     axis = axes[0]
-    if many.shape[axis] != num_samples * one.shape[axis]:
+    group = part.shape[axis] // len(samples)
+    if (part.shape[axis], whole.shape[axis]) != (
+        group * len(samples),
+        group * num_samples,
+    ):
         return False
     return any(
-        close(layout.rows(many, num_samples)[sample], layout.rows(one, 1)[0])
-        for layout in possible_layouts(axis, one.shape[axis], tuple(many.shape))
+        close(
+            layout.rows(part, len(samples)),
+            layout.rows(whole, num_samples)[list(samples)],
+        )
+        for layout in possible_layouts(axis, group, tuple(whole.shape))
     )
