@@ -8,12 +8,12 @@ import re
 from dataclasses import dataclass
 
 from .errors import SelectorError
-from .records import Path
 
 __all__ = [
     "BOUNDARY_TYPES",
     "AddressRef",
     "LabelRef",
+    "Path",
     "format_path",
     "match_label",
     "match_suffix",
@@ -23,6 +23,7 @@ __all__ = [
     "parse_path",
 ]
 
+Path = tuple[str | int, ...]
 BOUNDARY_TYPES = ("input", "output", "buffer")
 
 _NUMBER = r"[1-9][0-9]*"
