@@ -262,6 +262,7 @@ def summarise(
         writer_seconds=result.writer_seconds,
         wall_seconds=clock.wall_seconds,
         skipped_ids=tuple(result.skipped_ids),
+        missing_rows=result.missing_rows,
         counts=result.counts,
         place=store.zarr_path,
     )

@@ -6,9 +6,9 @@ add up to the wall time; what writer threads do meanwhile is told apart from the
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 __all__ = ["Progress", "RunSummary", "Stage", "StageClock"]
@@ -68,6 +68,7 @@ class RunSummary:
         skipped_ids: Rows that could not be read.
         counts: Per layer, values that are not finite or did not fit the dtype.
         place: Where the arrays are.
+        missing_rows: Per layer, how many rows took a path without it.
     """
 
     rows: int
@@ -81,6 +82,7 @@ class RunSummary:
     skipped_ids: tuple[str, ...]
     counts: dict[str, dict[str, Any]]
     place: str
+    missing_rows: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def bottleneck(self) -> Stage:
@@ -115,6 +117,8 @@ class RunSummary:
     def _troubles(self) -> Iterator[str]:
         if self.skipped_ids:
             yield f"skipped, unreadable: {_some(self.skipped_ids)}"
+        for layer, rows in self.missing_rows.items():
+            yield f"{layer}: {rows} rows took a path without it and are empty"
         for layer, counts in self.counts.items():
             if counts["nonfinite_values"]:
                 yield (

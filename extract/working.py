@@ -56,6 +56,7 @@ class WorkResult:
     num_bytes: int = 0
     writer_seconds: float = 0.0
     skipped_ids: list[str] = field(default_factory=list)
+    missing_rows: dict[str, int] = field(default_factory=dict)
     counts: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
@@ -174,6 +175,9 @@ class _Worker:
             if rows.stop == block.stop:
                 facts.seconds = time.monotonic() - began
             self._runner.run(batch, open_block, self._filler)
+            for name in self._runner.replayer.missing:
+                known = self._result.missing_rows.get(name, 0)
+                self._result.missing_rows[name] = known + len(batch.rows)
             self._result.rows += len(batch.rows)
             self._bar.advance(len(rows), self._row_bytes, self._clock)
         return True

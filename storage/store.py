@@ -73,8 +73,21 @@ class Store:
 
     @property
     def failed(self) -> tuple[int, ...]:
-        """Dataset indices of rows that hold no value in some layer, only fill."""
+        """Dataset indices of rows that could not be read; they hold fill only."""
         return tuple(sorted({row for commit in self.commits for row in commit.failed}))
+
+    @property
+    def missing(self) -> dict[str, tuple[int, ...]]:
+        """Dataset indices of rows where a layer holds only fill, by layer.
+
+        The model took a path without that layer for them.
+        """
+        found: dict[str, list[int]] = {}
+        for commit in self.commits:
+            batches = commit.batches if isinstance(commit.batches, dict) else {}
+            for name, rows in batches.get("missing", {}).items():
+                found.setdefault(name, []).extend(rows)
+        return {name: tuple(sorted(rows)) for name, rows in found.items() if rows}
 
     @property
     def ids(self) -> tuple[str, ...]:
@@ -176,6 +189,7 @@ class Store:
             "num_rows": self.num_rows,
             "committed_rows": len(self.ids),
             "failed_rows": list(self.failed),
+            "missing_rows": {name: list(rows) for name, rows in self.missing.items()},
             "layers": {
                 name: {
                     "shape": list(self[name].shape),
