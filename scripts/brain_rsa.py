@@ -39,7 +39,10 @@ LAYERS = (
     "features.12",
     "classifier",
 )
-MEAN_BGR = np.array((104, 117, 123), dtype=np.float32)
+SIZE = (227, 227)
+MEAN_BGR = (104, 117, 123)
+# Part of what a store is: it is not continued with photographs prepared otherwise.
+PREPROCESS = {"size": SIZE, "resize": "bilinear", "minus_bgr": MEAN_BGR}
 
 
 class Photographs(Dataset[torch.Tensor]):
@@ -84,6 +87,7 @@ def extract(
         output_dir=output_dir,
         ids=list(stimuli["file"]),
         metadata={"category": list(stimuli["category"])},
+        preprocess=PREPROCESS,
         batch_size=16,
         overwrite=overwrite,
     )

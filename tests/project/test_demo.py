@@ -4,7 +4,6 @@ import csv
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -27,13 +26,13 @@ class Demo:
         self.root = root
         self.data = root / "scripts" / "demo_data"
         self.output = output
+        self.first: dict[str, float] = {}
 
     def run(self, *args: str) -> subprocess.CompletedProcess[str]:
         script = str(self.root / "scripts" / "brain_rsa.py")
         return subprocess.run(
             [sys.executable, script, "--output-dir", str(self.output), *args],
             cwd=self.output.parent,
-            env=None,
             capture_output=True,
             text=True,
             timeout=600,
@@ -42,8 +41,7 @@ class Demo:
     def table(self, *args: str) -> dict[str, float]:
         result = self.run(*args)
         assert result.returncode == 0, result.stderr
-        found = re.findall(r"^(\S+) +[\dx ]+ (-?\d\.\d{3})$", result.stdout, re.M)
-        return {layer: float(value) for layer, value in found}
+        return read_table(result.stdout)
 
     def expected(self, weights: Path) -> dict[str, float]:
         """Return the same table computed without torchlens."""
@@ -91,6 +89,12 @@ class Demo:
         return np.mean([session["RDM"] for session in file.ravel()], axis=0)
 
 
+def read_table(text: str) -> dict[str, float]:
+    """Return the correlations a run printed."""
+    found = re.findall(r"^(\S+) +[\dx ]+ (-?\d\.\d{3})$", text, re.M)
+    return {layer: float(value) for layer, value in found}
+
+
 def spearman(first: np.ndarray, second: np.ndarray) -> float:
     """Return the rank correlation over the pairs, ties at their mean rank."""
     pairs = np.triu_indices(92, k=1)
@@ -103,10 +107,11 @@ def ranks(values: np.ndarray) -> np.ndarray:
 
 
 @pytest.fixture(scope="module")
-def demo(
-    project_root: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Demo]:
-    yield Demo(project_root, tmp_path_factory.mktemp("demo") / "output")
+def demo(project_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Demo:
+    """Return the demo after its first run."""
+    demo = Demo(project_root, tmp_path_factory.mktemp("demo") / "output")
+    demo.first = demo.table()
+    return demo
 
 
 @pytest.fixture
@@ -122,35 +127,32 @@ def changed_weights(demo: Demo, tmp_path: Path) -> Path:
 
 
 def test_demo_prints_what_plain_hooks_give(demo: Demo) -> None:
-    table = demo.table()
-    assert tuple(table) == LAYERS
-    assert tuple(table.values()) == pytest.approx(EXPECTED, abs=0.0011)
+    assert tuple(demo.first) == LAYERS
+    assert tuple(demo.first.values()) == pytest.approx(EXPECTED, abs=0.0011)
     oracle = demo.expected(demo.data / "squeezenet1_0" / "state_dict.npz")
-    assert table == pytest.approx(oracle, abs=0.0011)
+    assert demo.first == pytest.approx(oracle, abs=0.0011)
     assert (demo.output / "brain_rsa.png").stat().st_size > 50_000
 
 
 def test_demo_run_again_computes_nothing_and_says_so(demo: Demo) -> None:
-    first = demo.table()
     again = demo.run()
     assert "all 92 photographs were in the store; computed nothing" in again.stdout
-    assert demo.table() == first
+    assert "nothing to do: " in again.stderr
+    assert read_table(again.stdout) == demo.first
 
 
 def test_demo_refuses_to_resume_with_another_weight(
     demo: Demo, changed_weights: Path
 ) -> None:
-    demo.table()
     result = demo.run("--weights", str(changed_weights))
-    assert result.returncode != 0
-    assert "weight" in result.stderr
+    assert result.returncode == 1
+    assert "ResumeError" in result.stderr and "weights" in result.stderr
 
 
 def test_demo_table_follows_the_weights(
     demo: Demo, changed_weights: Path, tmp_path: Path
 ) -> None:
-    before = demo.table()
     other = Demo(demo.root, tmp_path / "output")
     table = other.table("--weights", str(changed_weights))
-    assert abs(table["features.0"] - before["features.0"]) > 0.002
+    assert abs(table["features.0"] - demo.first["features.0"]) > 0.002
     assert table == pytest.approx(other.expected(changed_weights), abs=0.0011)
