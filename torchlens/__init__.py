@@ -26,6 +26,7 @@ from .errors import (
 from .model_inputs import ModelInputs
 from .planner import plan
 from .plans import CapturePlan
+from .recording import pluck, record
 from .replayer import Replayer
 from .selectors import (
     contains,
@@ -43,6 +44,7 @@ from .selectors import (
     regex,
     where,
 )
+from .streaming import stream
 from .tracing import trace, validate
 from .views import Trace
 
@@ -85,8 +87,11 @@ __all__ = [
     "open_store",
     "output",
     "plan",
+    "pluck",
     "preceded_by",
+    "record",
     "regex",
+    "stream",
     "trace",
     "validate",
     "where",
