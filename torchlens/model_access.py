@@ -1,5 +1,6 @@
 """From what the user passed to the plain module that will be captured."""
 
+import sys
 from typing import Any
 
 import torch
@@ -7,7 +8,7 @@ from torch import nn
 
 from .errors import ModelError
 
-__all__ = ["has_compiled_parts", "unwrap_model"]
+__all__ = ["compiler_is_loaded", "unwrap_model"]
 
 
 def unwrap_model(model: Any) -> nn.Module:
@@ -69,10 +70,10 @@ def _is_offloaded(model: nn.Module) -> bool:
     return any(hasattr(module, "_hf_hook") for module in model.modules())
 
 
-def has_compiled_parts(model: nn.Module) -> bool:
-    """Return whether the model holds code that `torch.compile` has replaced."""
-    return any(
-        getattr(module, "_compiled_call_impl", None) is not None
-        or type(module).__name__ == "OptimizedModule"
-        for module in model.modules()
-    )
+def compiler_is_loaded() -> bool:
+    """Return whether a forward may run code that `torch.compile` has replaced.
+
+    Compiled functions inside a forward leave no mark on the modules, but compiling
+    anything loads the compiler.
+    """
+    return "torch._dynamo" in sys.modules

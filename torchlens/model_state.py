@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 import torch
 from torch import nn
 
-from .model_access import has_compiled_parts
+from .model_access import compiler_is_loaded
 
 __all__ = [
     "eager_and_unfused",
@@ -75,7 +75,7 @@ def preserved_state(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def eager_and_unfused(model: nn.Module) -> Iterator[None]:
+def eager_and_unfused() -> Iterator[None]:
     """Run compiled parts from their original code and attention by its parts.
 
     torch's fused encoder path depends on whether hooks are present, so that what runs
@@ -85,7 +85,7 @@ def eager_and_unfused(model: nn.Module) -> Iterator[None]:
     torch.backends.mha.set_fastpath_enabled(False)
     try:
         with ExitStack() as stack:
-            if has_compiled_parts(model) or "torch._dynamo" in sys.modules:
+            if compiler_is_loaded():
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
             yield
     finally:

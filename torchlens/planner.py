@@ -78,7 +78,7 @@ def plan(
     check_call(module, inputs)
     inputs.num_samples(batch_axis)
     autocast = ambient_autocast(device_type(module))
-    modes = RunModes(module, autocast)
+    modes = RunModes(autocast)
     with ExitStack() as stack:
         stack.enter_context(training_mode(module, training))
         stack.enter_context(preserved_state(module))

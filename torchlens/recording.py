@@ -132,7 +132,7 @@ def _record(
 ) -> Recording:
     module = unwrap_model(model)
     check_call(module, inputs)
-    modes = RunModes(module, ambient_autocast(device_type(module)))
+    modes = RunModes(ambient_autocast(device_type(module)))
     with ExitStack() as stack:
         stack.enter_context(training_mode(module, training))
         stack.enter_context(preserved_state(module))

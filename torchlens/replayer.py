@@ -84,7 +84,7 @@ class Replayer:
         self.missing: tuple[str, ...] = ()
         self.diverged = 0
         self._policy = on_divergence
-        self._modes = RunModes(self._model, plan.autocast)
+        self._modes = RunModes(plan.autocast)
         catches = [site.catch for site in plan.sites]
         self._interception = Interception(
             self._model, catches, self._receive, self._modes

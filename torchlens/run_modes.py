@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from .model_access import has_compiled_parts
+from .model_access import compiler_is_loaded
 
 __all__ = ["Autocast", "RunModes", "ambient_autocast", "training_mode"]
 
@@ -43,10 +43,9 @@ def ambient_autocast(device_type: str) -> Autocast:
 
 
 class RunModes:
-    """Builds the contexts of one forward; what a model cannot need is left out."""
+    """Builds the contexts of one forward; what it cannot need is left out."""
 
-    def __init__(self, model: nn.Module, autocast: Autocast) -> None:
-        self._compiled = has_compiled_parts(model)
+    def __init__(self, autocast: Autocast) -> None:
         self._autocast = autocast
 
     def enter(self, stack: ExitStack, *, inference: bool) -> None:
@@ -58,8 +57,7 @@ class RunModes:
             torch.backends.mha.set_fastpath_enabled(False)
         if not self._autocast.is_ambient:
             stack.enter_context(self._autocast.context())
-        if self._compiled:
-            # Importing the compiler takes a second: only where there is one.
+        if compiler_is_loaded():
             stack.enter_context(torch.compiler.set_stance("force_eager"))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .call_sites import CallSites
+from .call_conditions import CallConditions
 from .capture_mode import CaptureMode
 from .capture_state import CaptureState, StopCapture
 from .errors import CaptureError, InputError, TorchLensError
@@ -16,10 +16,9 @@ from .graph import Graph
 from .graph_building import ModelNames, build_graph
 from .guards import CompositeGuards
 from .model_state import eager_and_unfused, preserved_randomness, preserved_state
-from .module_tracking import BOUNDARIES, ModuleTracker
+from .module_tracking import ModuleTracker, call_sites
 from .records import SiteKey
 from .structures import format_path, leaves
-from .tensor_tracking import Payloads
 
 _MODEL_ERRORS = (
     ArithmeticError,
@@ -43,8 +42,8 @@ class Capture:
         graph: Records of the forward pass.
         payloads: Saved tensors by node index.
         versions: Write count of each payload when it was saved; `None` if not counted.
-        random_states: State of torch's generator before each torch call that may have
-            drawn from it, by call number; kept when all payloads are.
+        conditions: Random state and autocast of the torch calls whose result depends on
+            them, by call number; kept when all payloads are.
         output: The model's output; `None` when the forward was stopped.
     """
 
@@ -52,7 +51,7 @@ class Capture:
     graph: Graph
     payloads: Mapping[int, torch.Tensor]
     versions: Mapping[int, int | None]
-    random_states: Mapping[int, torch.Tensor]
+    conditions: Mapping[int, CallConditions]
     output: Any
 
 
@@ -84,18 +83,18 @@ def run_capture(
     """
     _refuse_nesting()
     names = ModelNames(model)
-    payloads = Payloads(detach=detach, protected=names.tensors())
-    state = CaptureState(names.param_names, names.buffers, payloads, wanted, stop_at)
+    state = CaptureState(names.params, names.buffers, wanted, stop_at, detach)
     grad_mode = torch.is_grad_enabled()
     output = _run(model, args, kwargs, names, state)
     if not state.stopped:
         _add_outputs(state, output, model)
     graph = build_graph(state, names, grad_mode)
-    _check_overwritten(graph, payloads, state)
+    _check_overwritten(graph, state)
     if state.gaps != list(graph.gaps):
         graph = build_graph(state, names, grad_mode)
+    payloads = state.payloads
     return Capture(
-        model, graph, payloads.tensors, payloads.versions, state.random_states, output
+        model, graph, payloads.tensors, payloads.versions, state.conditions, output
     )
 
 
@@ -115,13 +114,14 @@ def _run(
     names: ModelNames,
     state: CaptureState,
 ) -> Any:
-    sites = CallSites(BOUNDARIES)
+    sites = call_sites()
     tracker = ModuleTracker(names.addresses, state, sites)
     depth = torch._C._len_torch_function_stack()
     with ExitStack() as stack:
         stack.enter_context(preserved_randomness(model))
         stack.enter_context(preserved_state(model))
-        stack.enter_context(eager_and_unfused(model))
+        stack.enter_context(eager_and_unfused())
+        stack.callback(state.generators.restore)
         stack.callback(state.restore_written)
         stack.callback(_restore_modes, depth)
         stack.callback(tracker.remove)
@@ -129,7 +129,7 @@ def _run(
         stack.enter_context(CompositeGuards())
         stack.enter_context(CaptureMode(state, sites))
         try:
-            output = model(*args, **kwargs)
+            output = tracker.call(model, args, kwargs)
             state.stopped = False  # else the model has caught the stop
             return output
         except StopCapture:
@@ -137,7 +137,9 @@ def _run(
         except _MODEL_ERRORS as error:
             if isinstance(error, torch.OutOfMemoryError | TorchLensError):
                 raise
-            raise _explain(model, args, kwargs, state, error) from error
+            failed = tracker.failure
+            place = "" if failed is None else f", in module {failed[1].address!r}"
+            raise _explain(model, args, kwargs, state, error, place) from error
 
 
 def _restore_modes(depth: int) -> None:
@@ -152,18 +154,17 @@ def _explain(
     kwargs: Mapping[str, Any],
     state: CaptureState,
     error: Exception,
+    place: str,
 ) -> InputError:
     given = ", ".join(
         f"{format_path(path[1:])} {str(tensor.dtype).removeprefix('torch.')} "
         f"{list(tensor.shape)} on {tensor.device}"
         for path, tensor in leaves((args, dict(kwargs)))
     )
-    last = next((call for call in reversed(state.calls) if call.end_node < 0), None)
-    place = "" if last is None else f", in module {last.address!r}"
     after = ""
     if state.nodes:
         node = state.nodes[-1]
-        after = f" after {len(state.nodes)} nodes, the last one {node.type!r}"
+        after = f" after {len(state.nodes)} nodes, the last one {node.call.type!r}"
     return InputError(
         f"The forward of {type(model).__name__} failed{place}{after}: "
         f"{type(error).__name__}: {error}. The inputs were: {given or 'no tensors'}. "
@@ -179,7 +180,7 @@ def _add_outputs(state: CaptureState, output: Any, model: nn.Module) -> None:
         if node is None:  # replaced by a hook of the root after ours
             node = len(state.nodes) - 1
         key = SiteKey("module_output", "self", 1, path=path)
-        raw = state.boundary("output", "output", tensor, (node,), key, ())
+        raw = state.boundary("output", "output", tensor, (node,), key)
         state.add(raw, tensor)
     if not found:
         raise CaptureError(
@@ -190,7 +191,8 @@ def _add_outputs(state: CaptureState, output: Any, model: nn.Module) -> None:
         )
 
 
-def _check_overwritten(graph: Graph, payloads: Payloads, state: CaptureState) -> None:
+def _check_overwritten(graph: Graph, state: CaptureState) -> None:
+    payloads = state.payloads
     for node in payloads.overwritten():
         del payloads.tensors[node], payloads.versions[node]
         state.gaps.append(

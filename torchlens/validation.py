@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from .call_conditions import CallConditions, uncast
 from .graph import Graph
 from .guards import CompositeGuards
-from .model_state import eager_and_unfused
+from .model_state import eager_and_unfused, preserved_randomness
 from .records import ArgRef, OpRecord, Path
 from .structures import format_path, get_at, leaves, map_tensors, parse_path
 from .tracer import Capture
@@ -76,7 +77,7 @@ def validate_capture(capture: Capture) -> ValidationReport:
     """
     check = _Check(capture)
     check.structure()
-    with torch.random.fork_rng(devices=[]), eager_and_unfused(capture.model):
+    with preserved_randomness(capture.model), eager_and_unfused(), uncast():
         for call in check.calls().values():
             check.execute(call)
     return ValidationReport(
@@ -88,7 +89,7 @@ class _Check:
     def __init__(self, capture: Capture) -> None:
         self._graph: Graph = capture.graph
         self._payloads = capture.payloads
-        self._random_states = capture.random_states
+        self._conditions = capture.conditions
         self._tensors = _named_tensors(capture.model, capture.graph)
         self.num_checked = 0
         self.skipped: list[str] = []
@@ -157,21 +158,19 @@ class _Check:
 
     def _results(self, node: OpRecord) -> dict[tuple[str | int, ...], torch.Tensor]:
         if node.func is None:  # identity or output: the parent, unchanged
-            if node.parents:
-                source = self._payloads[node.parents[0]]
-            elif node.params:
-                source = self._tensors[node.params[0]]
-            else:
-                raise LookupError("it has no recorded source.")
-            return {(): source}
+            if node.args:
+                return {(): self._value(node.args[0])}
+            return {(): self._value(ArgRef(node.parents[0]))}
         args = _filled(node.args, self._value)
         kwargs = {key: _filled(item, self._value) for key, item in node.kwargs.items()}
         if node.inplace:
             args, kwargs = map_tensors((args, kwargs), torch.clone)
-        state = self._random_states.get(node.call)
-        if state is not None:
-            torch.set_rng_state(state)
-        with torch.set_grad_enabled(self._graph.grad_mode), CompositeGuards():
+        conditions = self._conditions.get(node.call, CallConditions())
+        with (
+            torch.set_grad_enabled(self._graph.grad_mode),
+            conditions.restored(),
+            CompositeGuards(),
+        ):
             result = node.func(*args, **kwargs)
         if node.inplace and result is None:
             result = args[0]
