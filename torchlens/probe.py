@@ -112,8 +112,8 @@ class Probe:
             order=tuple(seen),
             unsafe=frozenset(
                 index
-                for index, (tensor, version, _) in seen.items()
-                if _is_unsafe(tensor, version)
+                for index, (tensor, version, clone) in seen.items()
+                if _is_unsafe(tensor, version, clone)
             ),
             output=_tensors(output),
         )
@@ -169,10 +169,13 @@ def _tensors(output: Any) -> tuple[Tensor, ...]:
     return tuple(tensor for _, tensor in leaves(output))
 
 
-def _is_unsafe(tensor: Tensor, version: int | None) -> bool:
+def _is_unsafe(tensor: Tensor, version: int | None, clone: Tensor) -> bool:
     if version is None or tensor._version != version:
         return True
-    if tensor.layout is not torch.strided:
+    if tensor.layout is not torch.strided or tensor.is_quantized:
+        return True
+    # Writes through numpy, `.data` or an extension are not counted.
+    if not torch.equal(tensor, clone):
         return True
     # A small view would keep all of its memory alive.
     return bool(tensor.untyped_storage().nbytes() > tensor.numel() * tensor.itemsize)
