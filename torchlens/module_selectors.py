@@ -8,8 +8,9 @@ from .errors import SelectorError
 from .graph import Graph, Site
 from .labels import format_path
 from .near_misses import listed, nearest
+from .picks import OP_SITE, Picks
 from .records import ModuleRecord, Path
-from .selector_algebra import Leaf, Picks
+from .selector_algebra import Leaf
 from .stand_ins import stand_in_ops
 
 __all__ = ["InModule", "Module", "ModuleInput", "ModuleType"]
@@ -85,10 +86,9 @@ class InModule(Leaf):
                 f"module({self.address!r})."
             )
         inside = _calls_inside(graph, place)
-        nothing: frozenset[Site] = frozenset()
         if not inside:
-            return {op.index: nothing for op in stand_in_ops(graph, place.module)}
-        return {op.index: nothing for op in graph.ops if op.module_call in inside}
+            return {op.index: OP_SITE for op in stand_in_ops(graph, place.module)}
+        return {op.index: OP_SITE for op in graph.ops if op.module_call in inside}
 
     def hint(self, graph: Graph) -> str:
         """Return that the module ran nothing."""

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
 from .errors import SelectorError
-from .graph import Graph, Site
+from .graph import Graph
 from .label_lookup import labelled_nodes, unknown_label
 from .labels import normalise_type
 from .near_misses import listed, nearest, unknown_name
 from .op_views import Op
+from .picks import OP_SITE, Picks
 from .records import OpRecord
-from .selector_algebra import Leaf, Picks, Selector, evaluate
+from .selector_algebra import Leaf, Selector, evaluate
 
 __all__ = [
     "Everything",
@@ -26,8 +27,6 @@ __all__ = [
     "Regex",
     "Where",
 ]
-
-_NO_SITES: frozenset[Site] = frozenset()
 
 
 class OpTest(Leaf):
@@ -42,7 +41,7 @@ class OpTest(Leaf):
     @final
     def pick(self, graph: Graph) -> Picks:
         """Return the ops that this takes, as op sites."""
-        return {op.index: _NO_SITES for op in graph.ops if self.takes(op)}
+        return {op.index: OP_SITE for op in graph.ops if self.takes(op)}
 
 
 @final
@@ -129,7 +128,7 @@ class Label(Leaf):
         nodes = labelled_nodes(graph, self.text)
         if not nodes:
             raise SelectorError(unknown_label(graph, self.text))
-        return {node.index: _NO_SITES for node in nodes}
+        return {node.index: OP_SITE for node in nodes}
 
     def hint(self, graph: Graph) -> str:
         """Return the labels that are nearest."""
@@ -198,7 +197,7 @@ class Where(Leaf):
         Raises:
             SelectorError: If the function fails on an op.
         """
-        return {op.index: _NO_SITES for op in graph.ops if self._takes(graph, op)}
+        return {op.index: OP_SITE for op in graph.ops if self._takes(graph, op)}
 
     def _takes(self, graph: Graph, op: OpRecord) -> bool:
         try:
@@ -239,7 +238,7 @@ class FollowedBy(Leaf):
         """Return the ops with such a child."""
         near = set(evaluate(self.selector, graph))
         return {
-            op.index: _NO_SITES
+            op.index: OP_SITE
             for op in graph.ops
             if not near.isdisjoint(graph.children(op.index))
         }
@@ -265,7 +264,7 @@ class PrecededBy(Leaf):
         """Return the ops with such a parent."""
         near = set(evaluate(self.selector, graph))
         return {
-            op.index: _NO_SITES for op in graph.ops if not near.isdisjoint(op.parents)
+            op.index: OP_SITE for op in graph.ops if not near.isdisjoint(op.parents)
         }
 
     def inner(self) -> tuple[Selector, ...]:

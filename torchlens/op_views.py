@@ -4,7 +4,6 @@ Views are made when asked for and hold the graph and the saved tensors, never th
 way round, so that dropping a trace frees its memory at once.
 """
 
-import linecache
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MemberDescriptorType
@@ -14,34 +13,12 @@ import torch
 from torch import Tensor
 
 from .graph import Graph
-from .records import ArgRef, Frame, OpRecord, Path, SiteKey
+from .records import ArgRef, OpRecord, Path, SiteKey
 from .saved import Saved
+from .sources import Source
 from .units import counted, shaped, sized, timed
 
-__all__ = ["FACTS", "Op", "Source"]
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Source:
-    """The lines of source code that led to an op, outermost first."""
-
-    frames: tuple[Frame, ...]
-
-    @property
-    def text(self) -> str:
-        """Return the innermost line as it is written; empty where it is not on disk."""
-        if not self.frames:
-            return ""
-        last = self.frames[-1]
-        return linecache.getline(last.file, last.line).strip()
-
-    def __str__(self) -> str:
-        """Return file, line and function of the innermost line."""
-        if not self.frames:
-            return "no line of Python"
-        last = self.frames[-1]
-        return f"{last.file}:{last.line} in {last.function}"
+__all__ = ["FACTS", "Op"]
 
 
 @final

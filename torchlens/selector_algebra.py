@@ -15,31 +15,21 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields
-from typing import ClassVar, Literal, final
+from typing import ClassVar, final
 
-from .addresses import node_site
 from .errors import SelectorError
 from .graph import Graph, Site
+from .picks import Operator, Picks, combine, describe, order_sites
 
-Picks = Mapping[int, frozenset[Site]]
-"""Node index -> the module sites that name its tensor; none: the op's own site."""
-
-Operator = Literal["and", "or", "minus", "not"]
 SIGNS: Mapping[Operator, str] = {"and": " & ", "or": " | ", "minus": " - ", "not": "~"}
 
 __all__ = [
     "SIGNS",
     "Combination",
     "Leaf",
-    "Operator",
-    "Picks",
     "Selector",
     "evaluate",
-    "order_sites",
 ]
-
-_OP_SITE: frozenset[Site] = frozenset()
-_SHOWN = 4
 
 
 class Selector(ABC):
@@ -181,26 +171,6 @@ class Combination(Selector):
         """Return the operands."""
         return self.operands
 
-    def combine(self, picks: tuple[Picks, ...], universe: frozenset[int]) -> Picks:
-        """Return what the operator makes of what its operands picked.
-
-        Args:
-            picks: What each operand picked.
-            universe: The nodes among which "not" chooses.
-        """
-        first, *others = picks
-        if self.operator == "not":
-            return dict.fromkeys(universe - set(first), _OP_SITE)
-        if self.operator == "minus":
-            dropped = set().union(*others)
-            return {node: first[node] for node in first if node not in dropped}
-        gather = set.intersection if self.operator == "and" else set.union
-        nodes = gather(set(first), *map(set, others))
-        return {
-            node: _OP_SITE.union(*(pick.get(node, _OP_SITE) for pick in picks))
-            for node in nodes
-        }
-
     def to_dict(self) -> dict[str, object]:
         """Return the combination as JSON values."""
         parts = [operand.to_dict() for operand in self.operands]
@@ -220,17 +190,6 @@ def evaluate(selector: Selector, graph: Graph) -> Picks:
     return _combine(selector, picked, universe)
 
 
-def order_sites(graph: Graph, picks: Picks) -> tuple[Site, ...]:
-    """Return picked nodes as sites in execution order, each site once."""
-    sites = [
-        site
-        for node, named in picks.items()
-        for site in (named or (node_site(graph, graph.nodes[node]),))
-    ]
-    sites.sort(key=lambda site: (site.order, str(site.key.path), site.name))
-    return tuple({site.key: site for site in reversed(sites)}.values())[::-1]
-
-
 def _combine(
     selector: Selector, picked: Mapping[Leaf, Picks], universe: frozenset[int]
 ) -> Picks:
@@ -238,7 +197,7 @@ def _combine(
         return picked[selector]
     parts = tuple(_combine(part, picked, universe) for part in selector.parts())
     assert isinstance(selector, Combination)  # the only other kind
-    return selector.combine(parts, universe)
+    return combine(selector.operator, parts, universe)
 
 
 def _leaves(selector: Selector) -> Iterator[Leaf]:
@@ -283,19 +242,10 @@ def _operand(selector: Selector) -> str:
     return f"({selector!r})" if compound else repr(selector)
 
 
-def _counted(graph: Graph, picks: Picks) -> str:
-    names = [site.name for site in order_sites(graph, picks)]
-    if not names:
-        return "nothing"
-    more = "" if len(names) <= _SHOWN else ", ..."
-    noun = "site" if len(names) == 1 else "sites"
-    return f"{len(names)} {noun}: {', '.join(names[:_SHOWN])}{more}"
-
-
 def _explain(selector: Selector, graph: Graph, depth: int) -> Iterator[str]:
     try:
         picks = evaluate(selector, graph)
-        found = _counted(graph, picks)
+        found = describe(graph, picks)
         if not picks and isinstance(selector, Leaf):
             found = f"nothing. {selector.hint(graph)}"
     except SelectorError as error:

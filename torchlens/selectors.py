@@ -15,8 +15,9 @@ from . import module_selectors, op_selectors
 from .addresses import as_path
 from .errors import SelectorError
 from .op_views import Op
+from .picks import Operator
 from .records import Path
-from .selector_algebra import SIGNS, Combination, Operator, Selector
+from .selector_algebra import SIGNS, Combination, Selector
 
 __all__ = [
     "Selector",

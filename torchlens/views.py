@@ -6,20 +6,19 @@ so nothing in a trace points back at it and its memory goes when the last name d
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar, final, overload
+from typing import TYPE_CHECKING, Any, final, overload
 
 from torch import Tensor
 
-from .addresses import Place, output_sites, place_at
+from .addresses import Place, place_at
 from .costs import total_cost
 from .errors import SelectorError
 from .graph import Graph, Site
-from .label_lookup import labelled_nodes, unknown_label
 from .labels import match_label
 from .layer_views import Layer
 from .lookup import find_named
 from .module_views import Module
-from .near_misses import listed, unknown_name
+from .near_misses import listed
 from .op_views import Op
 from .saved import Saved
 from .selector_algebra import Selector
@@ -28,13 +27,18 @@ from .tables import buffers_table, modules_table, ops_table, params_table
 from .tensor_views import Buffer, Param
 from .tracer import Capture
 from .view_lists import ViewList
+from .view_lookup import (
+    held_view,
+    labelled_view,
+    layer_view,
+    module_view,
+    op_view,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
 
 __all__ = ["Trace"]
-
-Held = TypeVar("Held", bound=Param | Buffer)
 
 
 @final
@@ -81,7 +85,7 @@ class Trace:
         return ViewList(
             [op.label for op in ops],
             lambda number: Op(graph, ops[number].index, saved),
-            lambda name: _op(graph, saved, name),
+            lambda name: op_view(graph, saved, name),
             lambda: ops_table(graph, saved),
         )
 
@@ -96,7 +100,7 @@ class Trace:
         return ViewList(
             list(nodes),
             lambda number: Layer(graph, passes[number], saved),
-            lambda name: _layer(graph, saved, name),
+            lambda name: layer_view(graph, saved, name),
             lambda: ops_table(graph, saved),
         )
 
@@ -110,7 +114,7 @@ class Trace:
             lambda number: Module(
                 graph, Place(records[number].address, records[number]), saved
             ),
-            lambda name: _module(graph, saved, place_at(graph, name)),
+            lambda name: module_view(graph, saved, place_at(graph, name)),
             lambda: modules_table(graph),
         )
 
@@ -122,7 +126,7 @@ class Trace:
         return ViewList(
             list(graph.params),
             views.__getitem__,
-            lambda name: _named(views, name, "parameter", "trace.params"),
+            lambda name: held_view(views, name, "parameter", "trace.params"),
             lambda: params_table(graph),
         )
 
@@ -134,7 +138,7 @@ class Trace:
         return ViewList(
             list(graph.buffers),
             views.__getitem__,
-            lambda name: _named(views, name, "buffer", "trace.buffers"),
+            lambda name: held_view(views, name, "buffer", "trace.buffers"),
             lambda: buffers_table(graph),
         )
 
@@ -251,9 +255,9 @@ class Trace:
             return self.buffers[text]
         named = find_named(self.graph, text)
         if named.nodes:
-            return _labelled(self.graph, self.saved, text)
+            return labelled_view(self.graph, self.saved, text)
         assert named.place is not None  # one of the two is set
-        return _module(self.graph, self.saved, named.place)
+        return module_view(self.graph, self.saved, named.place)
 
     def _by_selector(self, selector: Selector) -> Op | Module:
         sites = selector.resolve(self.graph)
@@ -274,45 +278,3 @@ class Trace:
             replace(place, call_index=site.key.call_index, path=site.key.path),
             self.saved,
         )
-
-
-def _module(graph: Graph, saved: Saved, place: Place) -> Module:
-    """Return the view of a place whose call and path exist."""
-    if place.path:
-        output_sites(graph, place)
-    place.calls(graph)
-    return Module(graph, place, saved)
-
-
-def _labelled(graph: Graph, saved: Saved, text: str) -> Layer | Op:
-    """Return an op for a pass form, else a layer."""
-    nodes = labelled_nodes(graph, text)
-    if not nodes:
-        raise SelectorError(unknown_label(graph, text))
-    ref = match_label(text)
-    if ref is not None and ref.pass_index is not None:
-        return Op(graph, nodes[0].index, saved)
-    return Layer(graph, tuple(node.index for node in nodes), saved)
-
-
-def _op(graph: Graph, saved: Saved, text: str) -> Op:
-    found = _labelled(graph, saved, text)
-    return found.op if isinstance(found, Layer) else found
-
-
-def _layer(graph: Graph, saved: Saved, text: str) -> Layer:
-    found = _labelled(graph, saved, text)
-    if isinstance(found, Layer):
-        return found
-    raise SelectorError(
-        f"{text!r} is one pass of {found.layer_label!r}; trace.ops holds passes."
-    )
-
-
-def _named(views: list[Held], name: str, what: str, everything: str) -> Held:
-    for view in views:
-        label = view.label if isinstance(view, Buffer) else None
-        if name in (view.address, *view.aliases, label):
-            return view
-    known = unknown_name(name, (view.address for view in views), everything)
-    raise SelectorError(f"The model has no {what} {name!r}. {known}")
