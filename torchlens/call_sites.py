@@ -8,6 +8,7 @@ that it is equal in another process of the same Python version, wherever the cod
 import dis
 import hashlib
 import os
+from itertools import islice
 from pathlib import PurePath
 from types import CodeType, FrameType
 
@@ -52,12 +53,9 @@ def digest_of(steps: tuple[tuple[CodeType, int], ...]) -> str:
 
 def source_frame(code: CodeType, offset: int) -> Frame:
     """Return the file, line and function of one instruction."""
-    for index, position in enumerate(code.co_positions()):
-        if index == offset // 2:
-            return Frame(
-                code.co_filename, position[0] or code.co_firstlineno, code.co_qualname
-            )
-    return Frame(code.co_filename, code.co_firstlineno, code.co_qualname)
+    position = next(islice(code.co_positions(), offset // 2, None), (None,))
+    line = position[0] or code.co_firstlineno
+    return Frame(code.co_filename, line, code.co_qualname)
 
 
 class CallSites:
@@ -67,8 +65,15 @@ class CallSites:
     hashing a code object itself would hash its constants each time.
     """
 
-    def __init__(self, boundaries: frozenset[CodeType]) -> None:
-        self._boundaries = boundaries
+    def __init__(
+        self,
+        boundaries: frozenset[CodeType],
+        passed: frozenset[CodeType] = frozenset(),
+    ) -> None:
+        """Walk up to code in `boundaries`, leaving out frames of code in `passed`."""
+        self._codes = boundaries | passed  # kept alive: the sets hold ids
+        self._boundaries = frozenset(map(id, boundaries))
+        self._passed = passed
         self._known: dict[tuple[int, ...], CallSite] = {}
         self._bytecode: dict[int, tuple[CodeType, bytes]] = {}
 
@@ -77,9 +82,11 @@ class CallSites:
         boundaries = self._boundaries
         key: list[int] = []
         start = frame
-        while frame is not None and frame.f_code not in boundaries:
-            key.append(id(frame.f_code))
-            key.append(frame.f_lasti)
+        while frame is not None:
+            code = id(frame.f_code)
+            if code in boundaries:
+                break
+            key += (code, frame.f_lasti)
             frame = frame.f_back
         site = self._known.get(tuple(key))
         if site is None:
@@ -87,7 +94,8 @@ class CallSites:
             frame = start
             for _ in range(len(key) // 2):
                 assert frame is not None
-                steps.append((frame.f_code, frame.f_lasti))
+                if frame.f_code not in self._passed:
+                    steps.append((frame.f_code, frame.f_lasti))
                 frame = frame.f_back
             steps.reverse()
             site = CallSite(tuple(steps), digest_of(tuple(steps))) if steps else _EMPTY
@@ -101,15 +109,17 @@ class CallSites:
         composites the reported name stays: users know those by torch's names.
         """
         code = frame.f_code
-        if code.co_filename.startswith(_TORCH_FOLDER):
-            return None
+        while code.co_name == "__torch_function__" and frame.f_back is not None:
+            frame = frame.f_back  # another mode's, such as that of torch.device
+            code = frame.f_code
         known = self._bytecode.get(id(code))
         if known is None:
-            known = self._bytecode[id(code)] = (code, code.co_code)
-        offset = frame.f_lasti
-        if offset < 0 or known[1][offset] != _BINARY_OP:
+            inside = code.co_filename.startswith(_TORCH_FOLDER)
+            known = self._bytecode[id(code)] = (code, b"" if inside else code.co_code)
+        bytecode, offset = known[1], frame.f_lasti
+        if not bytecode or offset < 0 or bytecode[offset] != _BINARY_OP:
             return None
-        kind = known[1][offset + 1]
+        kind = bytecode[offset + 1]
         if kind >= _NUM_OPERATORS:
             in_place = func_name.endswith("_") or func_name.startswith("i")
             return _IN_PLACE[kind - _NUM_OPERATORS] if in_place else None

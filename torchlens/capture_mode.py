@@ -1,7 +1,7 @@
 """The function mode that turns each torch call of a capture into nodes."""
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from types import FrameType
 from typing import Any
@@ -9,12 +9,15 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from .call_conditions import conditions_of
 from .call_sites import CallSites
-from .capture_state import CaptureState, RawNode
+from .capture_state import CaptureState, OpenCall, RawCall, RawNode
 from .function_facts import FunctionFacts, facts_of, type_name
-from .records import ArgRef, CallSite, Path, SiteKey
+from .records import ArgRef, Path, SiteKey
 from .structures import leaves
-from .tensor_tracking import memory_key
+
+_NOTHING: Mapping[str, Any] = {}
+_PLAIN = frozenset({bool, float, int, str, type(None)})
 
 __all__ = ["CaptureMode"]
 
@@ -27,6 +30,7 @@ class CaptureMode(TorchFunctionMode):
         self._state = state
         self._sites = sites
         self._facts: dict[Callable[..., Any], FunctionFacts] = {}
+        self._spelled: dict[str, str] = {}  # label types of operators
 
     def __torch_function__(
         self,
@@ -35,162 +39,187 @@ class CaptureMode(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        kwargs = kwargs or {}
+        kwargs = kwargs or _NOTHING
         facts = self._facts.get(func)
         if facts is None:
             facts = self._facts[func] = facts_of(func)
         if not facts.is_op:
             return func(*args, **kwargs)
         state = self._state
-        if facts.writes:
-            state.before_write(args[0])
-        elif "out" in kwargs:
-            state.before_write(kwargs["out"])
-        if facts.random:
-            state.keep_random_state()
-        frame = sys._getframe(1)
-        call = _Call(facts, frame, self._sites)
         # The arguments' origins are read before the call: it may write into them.
         given = _Arguments(state)
-        template = tuple(map(given.template, args)) if args else ()
-        named = {key: given.template(value) for key, value in kwargs.items()}
+        template = tuple(given.templates(args))
+        named = kwargs
+        if kwargs:
+            values = given.templates(tuple(kwargs.values()))
+            named = dict(zip(kwargs, values, strict=True))
+        written = None
+        if facts.writes or "out" in kwargs:
+            written = _written(facts, args, kwargs)
+            state.before_write(written)
+        if facts.random:
+            state.generators.note(args, kwargs)
+        if state.full:
+            conditions = conditions_of(args, kwargs, random=facts.random)
+            if conditions is not None:
+                state.conditions[state.num_calls + 1] = conditions
         start = perf_counter()
         result = func(*args, **kwargs)
-        call.duration_seconds = perf_counter() - start
-        if facts.writes and (result is None or result is NotImplemented):
-            if result is NotImplemented:
-                return result
-            outputs: list[tuple[Path, torch.Tensor]] = list(leaves(args[0]))
-        elif isinstance(result, torch.Tensor):
-            outputs = [((), result)]
+        duration = perf_counter() - start
+        outputs: Sequence[tuple[Path, torch.Tensor]]
+        if isinstance(result, torch.Tensor):
+            outputs = (((), result),)
+        elif result is NotImplemented:
+            return result
         else:
-            outputs = list(leaves(result))
+            outputs = leaves(written if result is None else result)
         if outputs:
-            call.record(state, func, given, template, named, outputs)
+            call = self._call(sys._getframe(1), facts, len(outputs))
+            call.func = func
+            call.args = template
+            call.kwargs = named
+            call.parents = tuple(given.parents)
+            call.params = tuple(given.params)
+            call.buffers = tuple(given.buffers)
+            call.inplace = written is not None
+            call.duration_seconds = duration
+            self._add(call, given, outputs, written)
         return result
+
+    def _call(
+        self, frame: FrameType, facts: FunctionFacts, num_outputs: int
+    ) -> RawCall:
+        state = self._state
+        name, kind = facts.name, facts.type
+        spelled = self._sites.operator(frame, name)
+        if spelled is not None:
+            name = spelled
+            kind = self._spelled.get(name) or self._spelled.setdefault(
+                name, type_name(name)
+            )
+        state.num_calls += 1
+        call = RawCall(state.num_calls, name, kind, state.stack[-1].index)
+        call.call_site = self._sites.at(frame)
+        call.num_outputs = num_outputs
+        return call
+
+    def _add(
+        self,
+        call: RawCall,
+        given: "_Arguments",
+        outputs: Sequence[tuple[Path, torch.Tensor]],
+        written: Any,
+    ) -> None:
+        """Append one node per output tensor."""
+        state = self._state
+        owner = state.stack[-1]
+        site = call.call_site
+        assert site is not None
+        place = (id(site), call.name)
+        count = owner.counts[place] = owner.counts.get(place, 0) + 1
+        identity = _identity(call, owner)
+        first_node = len(state.nodes)
+        for path, tensor in outputs:
+            layer, pass_index = state.layer_of((*identity, path), call.type)
+            key = SiteKey(
+                "op",
+                owner.address,
+                owner.call_index,
+                call.name,
+                site.digest,
+                count,
+                path,
+            )
+            node = RawNode(
+                "op",
+                call,
+                layer,
+                pass_index,
+                state.spec_of(tensor),
+                path,
+                False,
+                tensor.requires_grad,
+                key,
+            )
+            known = state.add(node, tensor)
+            node.view = written is None and known.memory in given.memories
+            if state.stop_at is not None and key == state.stop_at:
+                break
+        if written is not None:
+            for _, tensor in leaves(written):
+                state.wrote(tensor, first_node)
+        state.maybe_stop(key)
+
+
+def _identity(call: RawCall, owner: OpenCall) -> tuple[object, ...]:
+    """Return what passes of one layer have in common."""
+    if call.params:
+        return (owner.address, call.params, call.name)
+    return (owner.chain, id(call.call_site), call.name)
+
+
+def _written(
+    facts: FunctionFacts, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[Any, ...] | Any:
+    """Return the arguments that a call writes into."""
+    written = []
+    for position, name in facts.writes:
+        if position < len(args):
+            written.append(args[position])
+        elif name in kwargs:
+            written.append(kwargs[name])
+        elif not name and kwargs:
+            written.append(next(iter(kwargs.values())))
+    if "out" in kwargs:
+        written.append(kwargs["out"])
+    return written[0] if len(written) == 1 else written
 
 
 class _Arguments:
     """Collects parents, parameters and buffers while the arguments are copied."""
 
+    __slots__ = ("_state", "buffers", "memories", "params", "parents")
+
     def __init__(self, state: CaptureState) -> None:
         self._state = state
-        self.tensors: list[torch.Tensor] = []
+        self.memories: list[int] = []
         self.parents: list[int] = []
         self.params: list[str] = []
         self.buffers: list[str] = []
 
-    def template(self, value: Any) -> Any:
-        """Return `value` with every tensor replaced by where it comes from."""
-        if isinstance(value, torch.Tensor):
-            return self._origin(value)
+    def templates(self, values: Sequence[Any]) -> list[Any]:
+        """Return `values` with every tensor replaced by where it comes from."""
+        return [
+            value
+            if type(value) in _PLAIN
+            else self._origin(value)
+            if isinstance(value, torch.Tensor)
+            else self._template(value)
+            for value in values
+        ]
+
+    def _template(self, value: Any) -> Any:
         kind = type(value)
         if kind is tuple or kind is list:
-            return kind([self.template(item) for item in value])
+            return kind(self.templates(value))
         if kind is slice:
-            return slice(*map(self.template, (value.start, value.stop, value.step)))
+            return slice(*self.templates((value.start, value.stop, value.step)))
         if kind is dict:
-            return {key: self.template(item) for key, item in value.items()}
+            items = self.templates(tuple(value.values()))
+            return dict(zip(value, items, strict=True))
         if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return kind(*map(self.template, value))
+            return kind(*self.templates(value))
         return value
 
     def _origin(self, tensor: torch.Tensor) -> ArgRef:
-        ref = self._state.origin(tensor)
-        self.tensors.append(tensor)
-        for node in (ref.node, ref.written_by):
-            if node is not None and node not in self.parents:
-                self.parents.append(node)
+        known, ref = self._state.origin(tensor)
+        self.memories.append(known.memory)
+        if ref.node is not None and ref.node not in self.parents:
+            self.parents.append(ref.node)
+        if ref.written_by is not None and ref.written_by not in self.parents:
+            self.parents.append(ref.written_by)
         if ref.param is not None and ref.param not in self.params:
             self.params.append(ref.param)
         if ref.buffer is not None and ref.buffer not in self.buffers:
             self.buffers.append(ref.buffer)
         return ref
-
-
-class _Call:
-    """One torch call on its way to becoming nodes."""
-
-    __slots__ = ("call_site", "duration_seconds", "facts", "name", "type")
-
-    def __init__(
-        self, facts: FunctionFacts, frame: FrameType, sites: CallSites
-    ) -> None:
-        self.facts = facts
-        self.call_site: CallSite = sites.at(frame)
-        spelled = sites.operator(frame, facts.name)
-        self.name = spelled or facts.name
-        self.type = type_name(spelled) if spelled else facts.type
-        self.duration_seconds = 0.0
-
-    def record(
-        self,
-        state: CaptureState,
-        func: Callable[..., Any],
-        given: _Arguments,
-        template: tuple[Any, ...],
-        named: Mapping[str, Any],
-        outputs: list[tuple[Path, torch.Tensor]],
-    ) -> None:
-        """Append one node per output tensor."""
-        owner = state.stack[-1]
-        site_id = id(self.call_site)
-        count = owner.counts.get((site_id, self.name), 0) + 1
-        owner.counts[site_id, self.name] = count
-        params = tuple(given.params)
-        identity = (
-            (owner.address, params, self.name)
-            if params
-            else (owner.chain, site_id, self.name)
-        )
-        state.num_calls += 1
-        number = state.num_calls
-        parents, buffers = tuple(given.parents), tuple(given.buffers)
-        writes = self.facts.writes or "out" in named
-        memories = {memory_key(tensor) for tensor in given.tensors}
-        last_key = None
-        for path, tensor in outputs:
-            layer, pass_index = state.layer_of((*identity, path), self.type)
-            key = SiteKey(
-                "op",
-                owner.address,
-                owner.call_index,
-                self.name,
-                self.call_site.digest,
-                count,
-                path,
-            )
-            memory = memory_key(tensor)
-            shares = memory in memories
-            node = RawNode(
-                kind="op",
-                type=self.type,
-                func_name=self.name,
-                layer=layer,
-                pass_index=pass_index,
-                spec=state.spec_of(tensor),
-                parents=parents,
-                params=params,
-                buffers=buffers,
-                module_call=owner.index,
-                call=number,
-                path=path,
-                num_outputs=len(outputs),
-                inplace=writes,
-                view=shares and not writes,
-                requires_grad=tensor.requires_grad,
-                func=func,
-                args=template,
-                kwargs=named,
-                call_site=self.call_site,
-                duration_seconds=self.duration_seconds,
-                key=key,
-            )
-            index = state.add(node, tensor)
-            if writes:
-                state.table.wrote(memory, index)
-            last_key = key
-            if key == state.stop_at:
-                break
-        if last_key is not None:
-            state.maybe_stop(last_key)

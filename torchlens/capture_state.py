@@ -3,17 +3,18 @@
 Filled by the function mode and by module tracking, turned into records at the end.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from .call_conditions import CallConditions, Generators
 from .records import ArgRef, CallSite, NodeKind, Path, SiteKey, TensorSpec
 from .structures import leaves
-from .tensor_tracking import Payloads, TensorTable, memory_key
+from .tensor_tracking import Known, Payloads, TensorTable
 
-__all__ = ["CaptureState", "OpenCall", "RawNode", "StopCapture"]
+__all__ = ["CaptureState", "OpenCall", "RawCall", "RawNode", "StopCapture"]
 
 
 class StopCapture(BaseException):
@@ -21,30 +22,37 @@ class StopCapture(BaseException):
 
 
 @dataclass(slots=True, eq=False)
+class RawCall:
+    """One torch call, or a boundary of the graph; its outputs share it."""
+
+    number: int
+    name: str
+    type: str
+    module_call: int
+    func: Callable[..., Any] | None = None
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    parents: tuple[int, ...] = ()
+    params: tuple[str, ...] = ()
+    buffers: tuple[str, ...] = ()
+    call_site: CallSite | None = None
+    inplace: bool = False
+    duration_seconds: float = 0.0
+    num_outputs: int = 1
+
+
+@dataclass(slots=True, eq=False)
 class RawNode:
     """One node as it was seen; labels are given, `num_passes` is not known yet."""
 
     kind: NodeKind
-    type: str
-    func_name: str
+    call: RawCall
     layer: int
     pass_index: int
     spec: TensorSpec
-    parents: tuple[int, ...]
-    params: tuple[str, ...]
-    buffers: tuple[str, ...]
-    module_call: int
-    call: int
     path: Path
-    num_outputs: int
-    inplace: bool
     view: bool
     requires_grad: bool
-    func: Callable[..., Any] | None
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-    call_site: CallSite | None
-    duration_seconds: float
     key: SiteKey
 
 
@@ -53,7 +61,6 @@ class OpenCall:
     """A module call, open until its outputs are known."""
 
     index: int
-    module_id: int
     address: str
     call_index: int
     parent: int | None
@@ -74,19 +81,21 @@ class CaptureState:
 
     def __init__(
         self,
-        params: Mapping[int, str],
-        buffers: Mapping[int, tuple[torch.Tensor, list[str]]],
-        payloads: Payloads,
+        params: Iterable[tuple[torch.Tensor, Sequence[str]]],
+        buffers: Iterable[tuple[torch.Tensor, Sequence[str]]],
         wanted: frozenset[SiteKey] | None,
         stop_at: SiteKey | None,
+        detach: bool,
     ) -> None:
-        self.params = params
-        self.buffers = {key: names[0] for key, (_, names) in buffers.items()}
-        self._kept: dict[int, list[torch.Tensor]] = {}  # buffers by memory
-        for buffer, _ in buffers.values():
-            self._kept.setdefault(memory_key(buffer), []).append(buffer)
-        self.payloads = payloads
         self.table = TensorTable()
+        self._kept: dict[int, list[torch.Tensor]] = {}  # params, buffers by memory
+        for tensor, names in params:
+            known = self.table.assign(tensor, None, ArgRef(param=names[0]))
+            self._kept.setdefault(known.memory, []).append(tensor)
+        for tensor, names in buffers:
+            known = self.table.assign(tensor, None, ArgRef(buffer=names[0]))
+            self._kept.setdefault(known.memory, []).append(tensor)
+        self.payloads = Payloads(detach=detach, protected=frozenset(self._kept))
         self.nodes: list[RawNode] = []
         self.calls: list[OpenCall] = []
         self.stack: list[OpenCall] = []
@@ -96,24 +105,26 @@ class CaptureState:
         self.layer_types: list[str] = []
         self.stopped = False
         self.num_calls = 0  # torch calls; outputs of one call share the number
-        self.random_states: dict[int, torch.Tensor] = {}  # before torch call k
-        self.written: list[tuple[torch.Tensor, torch.Tensor]] = []  # buffer, before
-        self._wanted = wanted
+        self.conditions: dict[int, CallConditions] = {}  # of torch call k
+        self.generators = Generators()
+        self.full = wanted is None
         self.stop_at = stop_at
-        self._specs: dict[object, str] = {}
-        self._refs: dict[int, ArgRef] = {}
+        self._wanted = wanted
+        self._written: list[tuple[torch.Tensor, torch.Tensor]] = []  # and before
+        self._specs: dict[object, TensorSpec] = {}
 
     def spec_of(self, tensor: torch.Tensor) -> TensorSpec:
-        """Return the facts of `tensor`; names of dtypes and devices are cached."""
-        names = self._specs
-        dtype, device = tensor.dtype, tensor.device
-        dtype_name = names.get(dtype)
-        if dtype_name is None:
-            dtype_name = names[dtype] = str(dtype).removeprefix("torch.")
-        device_name = names.get(device)
-        if device_name is None:
-            device_name = names[device] = str(device)
-        return TensorSpec(tuple(tensor.shape), dtype_name, device_name, dtype.itemsize)
+        """Return the facts of `tensor`; equal ones are one object."""
+        shape, dtype, device = _shape_of(tensor), tensor.dtype, tensor.device
+        spec = self._specs.get((shape, dtype, device))
+        if spec is None:
+            spec = self._specs[shape, dtype, device] = TensorSpec(
+                tuple(shape),
+                str(dtype).removeprefix("torch."),
+                str(device),
+                dtype.itemsize,
+            )
+        return spec
 
     def layer_of(self, identity: tuple[object, ...], type_name: str) -> tuple[int, int]:
         """Return the layer with this identity and which pass of it this is."""
@@ -125,54 +136,75 @@ class CaptureState:
         self.passes[layer] += 1
         return layer, self.passes[layer]
 
-    def add(self, node: RawNode, tensor: torch.Tensor) -> int:
-        """Append a node whose output is `tensor`; save it if wanted; maybe stop."""
+    def add(self, node: RawNode, tensor: torch.Tensor) -> Known:
+        """Append a node whose output is `tensor`; save it if wanted."""
         index = len(self.nodes)
         self.nodes.append(node)
-        self.table.assign(tensor, index)
-        if (self._wanted is None or node.key in self._wanted) and not (
-            torch._C._functorch.is_functorch_wrapped_tensor(tensor)
-        ):
-            self.payloads.save(index, tensor)
-        return index
+        known = self.table.assign(tensor, index)
+        wanted = self._wanted
+        if wanted is None or (wanted and node.key in wanted):
+            if not torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+                self.payloads.save(index, tensor, known.memory)
+        return known
 
     def maybe_stop(self, key: SiteKey) -> None:
         """End the forward if `key` was the last thing wanted."""
-        if key == self.stop_at:
+        if self.stop_at is not None and key == self.stop_at:
             self.stopped = True
             raise StopCapture
 
-    def origin(self, tensor: torch.Tensor) -> ArgRef:
-        """Return where `tensor` comes from, adding an `unknown` node if nobody saw."""
-        node = self.table.node_of(tensor)
-        if node is None:
-            name = self.params.get(id(tensor))
-            if name is not None:
-                return ArgRef(param=name)
-            name = self.buffers.get(id(tensor))
-            if name is not None:
-                return ArgRef(buffer=name)
-            node = self._add_unknown(tensor)
-        writer = self.table.writer_after(tensor, node)
-        if writer is not None:
-            value = tensor.clone() if self._wanted is None else None
-            return ArgRef(node=node, written_by=writer, value=value)
-        ref = self._refs.get(node)
-        if ref is None:
-            ref = self._refs[node] = ArgRef(node=node)
-        return ref
+    def origin(self, tensor: torch.Tensor) -> tuple[Known, ArgRef]:
+        """Return where `tensor` comes from and how an op that reads it refers to it.
 
-    def _add_unknown(self, tensor: torch.Tensor) -> int:
+        Adds an `unknown` node for a tensor that nobody saw.
+        """
+        known = self.table.find(tensor)
+        if known is None:
+            known = self.table.find_related(tensor)
+            if known is None:
+                known = self._add_unknown(tensor, (), "entered")
+            return known, known.ref
+        writer = self.table.writer_after(known)
+        if writer is None:
+            if known.version is None or tensor._version == known.version:
+                return known, known.ref
+            if known.node is not None:
+                known = self._add_unknown(tensor, (known.node,), "was written")
+                return known, known.ref
+            # Layers update running statistics as a matter of course.
+        value = tensor.clone() if self.full else None
+        ref = known.ref
+        return known, ArgRef(ref.node, ref.param, ref.buffer, writer, value)
+
+    def add_identity(self, tensor: torch.Tensor, ref: ArgRef, key: SiteKey) -> int:
+        """Add an op whose output is the value that `tensor` has right now.
+
+        For tensors that no node gave this value: written through another name, made
+        elsewhere and handed on, a parameter.
+        """
+        identity = (self.stack[-1].chain, "identity", key.kind, key.address, key.path)
+        parents = tuple(n for n in (ref.node, ref.written_by) if n is not None)
+        raw = self.boundary("op", "identity", tensor, parents, key, identity)
+        raw.call.args = (ref,)
+        raw.call.params = () if ref.param is None else (ref.param,)
+        raw.call.buffers = () if ref.buffer is None else (ref.buffer,)
+        self.add(raw, tensor)
+        return len(self.nodes) - 1
+
+    def _add_unknown(
+        self, tensor: torch.Tensor, parents: tuple[int, ...], what: str
+    ) -> Known:
         call = self.stack[-1]
         place = f"{call.address}:{call.call_index}"
         self.gaps.append(
-            f"A tensor of shape {list(tensor.shape)} entered in module call {place!r} "
-            "from code that the capture cannot see."
+            f"A tensor of shape {list(_shape_of(tensor))} {what} in module call "
+            f"{place!r} by code that the capture cannot see."
         )
         ordinal = call.counts[(0, "unknown")] = call.counts.get((0, "unknown"), 0) + 1
         key = SiteKey("op", call.address, call.call_index, "unknown", "", ordinal)
+        identity = ("unknown", key)
         return self.add(
-            self.boundary("op", "unknown", tensor, (), key, ("unknown", key)), tensor
+            self.boundary("op", "unknown", tensor, parents, key, identity), tensor
         )
 
     def boundary(
@@ -182,52 +214,63 @@ class CaptureState:
         tensor: torch.Tensor,
         parents: tuple[int, ...],
         key: SiteKey,
-        identity: tuple[object, ...],
-        params: tuple[str, ...] = (),
+        identity: tuple[object, ...] = (),
     ) -> RawNode:
         """Return a node that no torch call made: input, output, identity, unknown."""
         layer, pass_index = self.layer_of(identity, name) if kind == "op" else (-1, 1)
         self.num_calls += 1
-        return RawNode(
-            kind=kind,
-            type=name,
-            func_name=name,
-            layer=layer,
-            pass_index=pass_index,
-            spec=self.spec_of(tensor),
+        call = RawCall(
+            self.num_calls,
+            name,
+            name,
+            self.stack[-1].index if self.stack else 0,
             parents=parents,
-            params=params,
-            buffers=(),
-            module_call=self.stack[-1].index if self.stack else 0,
-            call=self.num_calls,
-            path=(),
-            num_outputs=1,
-            inplace=False,
-            view=False,
-            requires_grad=tensor.requires_grad,
-            func=None,
-            args=(),
-            kwargs={},
-            call_site=None,
-            duration_seconds=0.0,
-            key=key,
+        )
+        return RawNode(
+            kind,
+            call,
+            layer,
+            pass_index,
+            self.spec_of(tensor),
+            (),
+            False,
+            tensor.requires_grad,
+            key,
         )
 
     def before_write(self, target: Any) -> None:
-        """Save payloads that share memory with `target`, which is about to change."""
+        """Save what shares memory with `target`, which is about to change."""
         for _, tensor in leaves(target):
-            memory = memory_key(tensor)
+            memory = self.origin(tensor)[0].memory
             self.payloads.before_write(memory)
-            for buffer in self._kept.pop(memory, ()):
-                self.written.append((buffer, buffer.detach().clone()))
+            for kept in self._kept.pop(memory, ()):
+                self._written.append((kept, kept.detach().clone()))
+
+    def wrote(self, tensor: torch.Tensor, first_node: int) -> None:
+        """Record that a call wrote into `tensor`; its nodes start at `first_node`."""
+        known = self.table.find(tensor)
+        if known is None:
+            return
+        own = known.node is not None and known.node >= first_node
+        self.table.wrote(known.memory, known.node if own else len(self.nodes) - 1)
 
     def restore_written(self) -> None:
-        """Give buffers that the forward wrote the values they had before."""
+        """Give params and buffers that the forward wrote the values of before."""
         with torch.no_grad():
-            for buffer, value in self.written:
-                buffer.copy_(value)
+            for tensor, value in self._written:
+                tensor.copy_(value)
 
-    def keep_random_state(self) -> None:
-        """Keep the generator's state for the torch call about to run."""
-        if self._wanted is None:
-            self.random_states[self.num_calls + 1] = torch.get_rng_state()
+
+def _shape_of(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Return the sizes, -1 for those that differ inside a nested tensor."""
+    try:
+        return tensor.shape
+    except RuntimeError:
+        return tuple(_size_of(tensor, dim) for dim in range(tensor.dim()))
+
+
+def _size_of(tensor: torch.Tensor, dim: int) -> int:
+    try:
+        return tensor.size(dim)
+    except RuntimeError:
+        return -1

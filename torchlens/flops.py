@@ -43,12 +43,8 @@ def _attention(inputs: Sequence[Shape], output: Shape) -> int:
     return 2 * scores * query[-1] + 5 * scores + 2 * scores * value[-1]
 
 
-def _per_element(cost: int) -> _Formula:
-    return lambda inputs, output: cost * prod(output)
-
-
-def _per_input(cost: int) -> _Formula:
-    return lambda inputs, output: cost * prod(inputs[0]) if inputs else 0
+def _inputs_elements(inputs: Sequence[Shape], output: Shape) -> int:
+    return prod(inputs[0]) if inputs else 0
 
 
 _FORMULAS: dict[str, _Formula] = {
@@ -66,50 +62,58 @@ _FORMULAS: dict[str, _Formula] = {
     "addmm": _addmm,
     "baddbmm": _addmm,
     "scaleddotproductattention": _attention,
-    "batchnorm": _per_element(4),
-    "layernorm": _per_element(7),
-    "groupnorm": _per_element(7),
-    "instancenorm": _per_element(7),
-    "rmsnorm": _per_element(4),
-    "softmax": _per_element(5),
-    "logsoftmax": _per_element(5),
-    "gelu": _per_element(8),
-    "silu": _per_element(5),
-    "sigmoid": _per_element(4),
-    "tanh": _per_element(6),
 }
-_FORMULAS |= dict.fromkeys(
-    "add sub mul div truediv iadd isub imul itruediv relu relu6 hardtanh leakyrelu neg "
-    "exp log sqrt rsqrt pow ipow reciprocal abs rsub clamp clampmin maximum minimum "
-    "square".split(),
-    _per_element(1),
-)
 _FORMULAS |= dict.fromkeys(
     "maxpool1d maxpool2d maxpool3d avgpool1d avgpool2d avgpool3d adaptiveavgpool1d "
     "adaptiveavgpool2d adaptiveavgpool3d sum mean amax max amin min".split(),
-    _per_input(1),
+    _inputs_elements,
 )
-_FORMULAS |= dict.fromkeys(
+_PER_ELEMENT: dict[str, int] = {  # of the output
+    "batchnorm": 4,
+    "layernorm": 7,
+    "groupnorm": 7,
+    "instancenorm": 7,
+    "rmsnorm": 4,
+    "softmax": 5,
+    "logsoftmax": 5,
+    "gelu": 8,
+    "silu": 5,
+    "sigmoid": 4,
+    "tanh": 6,
+}
+_PER_ELEMENT |= dict.fromkeys(
+    "add sub mul div truediv iadd isub imul itruediv relu relu6 hardtanh leakyrelu neg "
+    "exp log sqrt rsqrt pow ipow reciprocal abs rsub clamp clampmin maximum minimum "
+    "square".split(),
+    1,
+)
+_PER_ELEMENT |= dict.fromkeys(
     "view reshape transpose permute t flatten getitem contiguous identity expand "
     "expandas unsqueeze squeeze detach split chunk unbind cat stack to clone dropout "
     "embedding zeros ones arange empty full narrow select slice zeroslike oneslike "
     "unflatten roll pad".split(),
-    _per_element(0),
+    0,
 )
 
 
-def flops_of(type_name: str, inputs: Sequence[Shape], output: Shape) -> int | None:
+def flops_of(
+    type_name: str, inputs: Callable[[], Sequence[Shape]], output: Shape
+) -> int | None:
     """Return the operations of one op, or `None` where no formula is known.
 
     Args:
         type_name: Label type, such as "conv2d".
-        inputs: Shapes of the tensor arguments, in order, parameters included.
+        inputs: Returns the shapes of the tensor arguments, in order, parameters
+            included; asked only where the formula needs them.
         output: Shape of the output.
     """
+    cost = _PER_ELEMENT.get(type_name)
+    if cost is not None:
+        return cost and cost * prod(output)
     formula = _FORMULAS.get(type_name)
     if formula is None:
         return None
     try:
-        return formula(inputs, output)
+        return formula(inputs(), output)
     except IndexError:
         return None  # an unusual call of a known op, such as a 1-D matmul

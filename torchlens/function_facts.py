@@ -71,10 +71,11 @@ _NOT_OPS = frozenset(
     }
 )
 _RANDOM = frozenset(
-    "alpha_dropout bernoulli cauchy dropout dropout1d dropout2d dropout3d exponential "
-    "feature_alpha_dropout feature_dropout fractional_max_pool2d geometric gru "
-    "log_normal lstm multinomial normal poisson rand rand_like randint randint_like "
-    "randn randn_like random randperm rnn_relu rnn_tanh rrelu rrelu_with_noise "
+    "alpha_dropout bernoulli binomial cauchy dropout dropout1d dropout2d dropout3d exponential "
+    "feature_alpha_dropout feature_dropout fractional_max_pool2d "
+    "fractional_max_pool3d geometric gru kaiming_normal kaiming_uniform log_normal "
+    "lstm multinomial native_dropout normal poisson rand rand_like randint "
+    "randint_like randn randn_like random randperm rnn_relu rnn_tanh rrelu rrelu_with_noise "
     "scaled_dot_product_attention uniform".split()
 )
 _DUNDER_WRITES = frozenset({"__setitem__", "__delitem__"})
@@ -88,14 +89,15 @@ class FunctionFacts:
         name: As called, without the underscores of a special method.
         type: For labels: lower case, no underscores.
         is_op: Whether a call that returns tensors becomes an op.
-        writes: Whether it writes into its first argument.
+        writes: Position and name of each argument that it writes into; a nameless one
+            may come under any keyword.
         random: Whether it may draw from torch's random generator.
     """
 
     name: str
     type: str
     is_op: bool
-    writes: bool
+    writes: tuple[tuple[int, str], ...]
     random: bool = False
 
 
@@ -108,22 +110,53 @@ def facts_of(func: Callable[..., Any]) -> FunctionFacts:
     """Return the facts about one function as a function mode receives it."""
     name: str = getattr(func, "__name__", type(func).__name__)
     if name in ("__get__", "__set__", "__delete__"):
-        owner = getattr(func, "__self__", None)
-        attribute = str(getattr(owner, "__name__", name))
-        is_op = name == "__get__" and attribute not in _NOT_OPS
-        return FunctionFacts(attribute, type_name(attribute), is_op, False)
+        return _attribute_facts(func, name)
+    schema = _schema_of(func)
+    if schema is not None:
+        name = schema.name.rpartition("::")[2]
     is_op = name not in _NOT_OPS
     special = name.startswith("__") and name.endswith("__")
-    writes = name in _DUNDER_WRITES or (
-        name.startswith("__i") and special and name[3:-2] in _IN_PLACE_OPERATORS
-    )
-    if not special and name.endswith("_") and not name.startswith("__"):
-        writes = True
     plain = name.strip("_") if special else name
+    if schema is not None and schema.is_mutable:
+        writes = tuple(
+            (position, argument.name)
+            for position, argument in enumerate(schema.arguments)
+            if argument.alias_info is not None and argument.alias_info.is_write
+        )
+    else:
+        writes = ((0, ""),) if is_op and _writes_first(name, special) else ()
     random = plain.rstrip("_") in _RANDOM
-    return FunctionFacts(plain, type_name(plain), is_op, writes and is_op, random)
+    return FunctionFacts(plain, type_name(plain), is_op, writes, random)
 
 
+def _attribute_facts(func: Callable[..., Any], access: str) -> FunctionFacts:
+    """Return the facts about reading or assigning an attribute of a tensor."""
+    owner = getattr(func, "__self__", None)
+    attribute = str(getattr(owner, "__name__", access))
+    if access == "__get__":
+        is_op = attribute not in _NOT_OPS
+        return FunctionFacts(attribute, type_name(attribute), is_op, ())
+    name = f"set_{attribute}"
+    is_op = access == "__set__" and attribute in _VALUE_ATTRIBUTES
+    writes = ((0, ""),) if is_op else ()
+    return FunctionFacts(name, type_name(name), is_op, writes)
+
+
+def _schema_of(func: Callable[..., Any]) -> Any:
+    """Return the schema of a function from `torch.ops`, `None` for any other."""
+    if type(func).__module__ != "torch._ops":
+        return None
+    return getattr(getattr(func, "default", func), "_schema", None)
+
+
+def _writes_first(name: str, special: bool) -> bool:
+    if special:
+        in_place = name.startswith("__i") and name[3:-2] in _IN_PLACE_OPERATORS
+        return in_place or name in _DUNDER_WRITES
+    return name.endswith("_") and not name.startswith("__")
+
+
+_VALUE_ATTRIBUTES = frozenset({"data", "imag", "real"})
 _IN_PLACE_OPERATORS = frozenset(
     "add and div floordiv lshift matmul mod mul or pow rshift sub truediv xor".split()
 )

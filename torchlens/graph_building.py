@@ -1,12 +1,12 @@
 """Turns what a capture saw into the frozen records of a graph."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
-from .capture_state import CaptureState, OpenCall, RawNode
+from .capture_state import CaptureState, OpenCall, RawCall, RawNode
 from .flops import Shape, flops_of
 from .graph import Graph
 from .records import (
@@ -23,25 +23,39 @@ __all__ = ["ModelNames", "build_graph"]
 
 
 class ModelNames:
-    """Addresses of a model's modules, parameters and buffers, aliases included."""
+    """Addresses of a model's modules, parameters and buffers, aliases included.
+
+    Attributes:
+        model: The root.
+        modules: Addresses of each module, the primary one first; the root is "self".
+        owned: Names of each module's own parameters and own buffers.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.modules: dict[nn.Module, list[str]] = {}
-        for name, module in model.named_modules(remove_duplicate=False):
-            self.modules.setdefault(module, []).append(name or "self")
-        self.params: dict[int, tuple[torch.Tensor, list[str]]] = {}
-        self.buffers: dict[int, tuple[torch.Tensor, list[str]]] = {}
-        for name, param in model.named_parameters(remove_duplicate=False):
-            self.params.setdefault(id(param), (param, []))[1].append(name)
-        for name, buffer in model.named_buffers(remove_duplicate=False):
-            self.buffers.setdefault(id(buffer), (buffer, []))[1].append(name)
+        self.owned: dict[nn.Module, tuple[tuple[str, ...], tuple[str, ...]]] = {}
+        self._params: dict[int, tuple[torch.Tensor, list[str]]] = {}
+        self._buffers: dict[int, tuple[torch.Tensor, list[str]]] = {}
+        self._walk(model, "", set())
         for module, (address, *_) in self.modules.items():
+            prefix = "" if address == "self" else f"{address}."
             for attribute, value in _plain_tensors(module):
-                if id(value) in self.params or id(value) in self.buffers:
-                    continue
-                name = attribute if address == "self" else f"{address}.{attribute}"
-                self.buffers.setdefault(id(value), (value, []))[1].append(name)
+                if id(value) not in self._params and id(value) not in self._buffers:
+                    self._buffers[id(value)] = value, [prefix + attribute]
+
+    def _walk(self, module: nn.Module, address: str, above: set[nn.Module]) -> None:
+        """Visit `module` and what is below it; torch's own walk is many times slower."""
+        self.modules.setdefault(module, []).append(address or "self")
+        prefix = f"{address}." if address else ""
+        params = _add_names(self._params, module._parameters, prefix)
+        buffers = _add_names(self._buffers, module._buffers, prefix)
+        self.owned.setdefault(module, (params, buffers))
+        above.add(module)
+        for name, child in module._modules.items():
+            if child is not None and child not in above:
+                self._walk(child, prefix + name, above)
+        above.discard(module)
 
     @property
     def addresses(self) -> dict[nn.Module, str]:
@@ -49,20 +63,35 @@ class ModelNames:
         return {module: names[0] for module, names in self.modules.items()}
 
     @property
-    def param_names(self) -> dict[int, str]:
-        """Return each parameter's primary address by the object's id."""
-        return {key: names[0] for key, (_, names) in self.params.items()}
+    def params(self) -> Collection[tuple[torch.Tensor, list[str]]]:
+        """Return each parameter with its addresses, the primary one first."""
+        return self._params.values()
 
-    def tensors(self) -> Iterable[torch.Tensor]:
-        """Yield every parameter and buffer once."""
-        for tensor, _ in (*self.params.values(), *self.buffers.values()):
-            yield tensor
+    @property
+    def buffers(self) -> Collection[tuple[torch.Tensor, list[str]]]:
+        """Return each buffer, and tensor kept as an attribute, with its addresses."""
+        return self._buffers.values()
+
+
+def _add_names(
+    found: dict[int, tuple[torch.Tensor, list[str]]],
+    tensors: Mapping[str, torch.Tensor | None],
+    prefix: str,
+) -> tuple[str, ...]:
+    """Add named tensors to `found`, and return the primary names of all of them."""
+    primary = []
+    for name, tensor in tensors.items():
+        if tensor is not None:
+            names = found.setdefault(id(tensor), (tensor, []))[1]
+            names.append(prefix + name)
+            primary.append(names[0])
+    return tuple(primary)
 
 
 def _plain_tensors(module: nn.Module) -> Iterable[tuple[str, torch.Tensor]]:
     """Yield tensors kept as plain attributes, directly or in a list, tuple or dict."""
     for name, value in module.__dict__.items():
-        if name.startswith("_") and name in _MODULE_INTERNALS:
+        if name in _MODULE_INTERNALS:
             continue
         if isinstance(value, torch.Tensor):
             yield name, value
@@ -102,56 +131,52 @@ def build_graph(state: CaptureState, names: ModelNames, grad_mode: bool) -> Grap
 class _Builder:
     def __init__(self, state: CaptureState, names: ModelNames) -> None:
         self._state = state
-        self._names = names
         self._boundaries = {"input": 0, "output": 0}
-        self._positions: list[tuple[int, int]] = []  # k and n of each layer
+        self._layers: list[tuple[str, int, int]] = []  # label, k and n of each
         of_type: dict[str, int] = {}
         for step, kind in enumerate(state.layer_types, 1):
-            of_type[kind] = of_type.get(kind, 0) + 1
-            self._positions.append((of_type[kind], step))
+            of_type[kind] = number = of_type.get(kind, 0) + 1
+            self._layers.append((f"{kind}_{number}_{step}", number, step))
         self._shapes: dict[str, Shape] = {
-            tensor_names[0]: tuple(tensor.shape)
-            for tensor, tensor_names in (
-                *names.params.values(),
-                *names.buffers.values(),
-            )
+            addresses[0]: tuple(tensor.shape)
+            for tensor, addresses in (*names.params, *names.buffers)
         }
 
     def node(self, index: int, raw: RawNode) -> OpRecord:
         if raw.kind == "op":
-            type_index, step = self._positions[raw.layer]
-            label = f"{raw.type}_{type_index}_{step}"
+            label, type_index, step = self._layers[raw.layer]
             num_passes = self._state.passes[raw.layer]
         else:
             self._boundaries[raw.kind] += 1
             type_index, step, num_passes = self._boundaries[raw.kind], 0, 1
             label = f"{raw.kind}_{type_index}"
+        call = raw.call
         return OpRecord(
             index=index,
             kind=raw.kind,
-            type=raw.type,
-            func_name=raw.func_name,
+            type=call.type,
+            func_name=call.name,
             layer_label=label,
             type_index=type_index,
             step=step,
             pass_index=raw.pass_index,
             num_passes=num_passes,
             spec=raw.spec,
-            parents=raw.parents,
-            params=raw.params,
-            buffers=raw.buffers,
-            module_call=raw.module_call,
-            call=raw.call,
+            parents=call.parents,
+            params=call.params,
+            buffers=call.buffers,
+            module_call=call.module_call,
+            call=call.number,
             output_path=raw.path,
-            num_outputs=raw.num_outputs,
-            inplace=raw.inplace,
+            num_outputs=call.num_outputs,
+            inplace=call.inplace,
             view=raw.view,
             requires_grad=raw.requires_grad,
-            func=raw.func,
-            args=raw.args,
-            kwargs=raw.kwargs,
-            call_site=raw.call_site,
-            duration_seconds=raw.duration_seconds,
+            func=call.func,
+            args=call.args,
+            kwargs=call.kwargs,
+            call_site=call.call_site,
+            duration_seconds=call.duration_seconds,
             flops=self._flops(raw),
             key=raw.key,
         )
@@ -159,10 +184,13 @@ class _Builder:
     def _flops(self, raw: RawNode) -> int | None:
         if raw.kind != "op" or raw.path not in ((), (0,)):
             return 0
+        return flops_of(raw.call.type, lambda: self._inputs(raw.call), raw.spec.shape)
+
+    def _inputs(self, call: RawCall) -> list[Shape]:
         shapes: list[Shape] = []
-        self._collect(raw.args, shapes)
-        self._collect(tuple(raw.kwargs.values()), shapes)
-        return flops_of(raw.type, shapes, raw.spec.shape)
+        self._collect(call.args, shapes)
+        self._collect(tuple(call.kwargs.values()), shapes)
+        return shapes
 
     def _collect(self, value: Any, shapes: list[Shape]) -> None:
         if isinstance(value, ArgRef):
@@ -196,27 +224,23 @@ def _module_records(
     called: dict[str, list[int]] = {}
     for call in calls:
         called.setdefault(call.address, []).append(call.index)
+    type_names: dict[type, tuple[str, ...]] = {}
     records = {}
     for module, (address, *aliases) in names.modules.items():
+        kind = type(module)
+        if kind not in type_names:
+            type_names[kind] = tuple(
+                f"{base.__module__}.{base.__qualname__}" for base in kind.__mro__[:-1]
+            )
+        params, buffers = names.owned[module]
         records[address] = ModuleRecord(
             address=address,
             aliases=tuple(aliases),
-            type_name=type(module).__name__,
-            type_names=tuple(
-                f"{kind.__module__}.{kind.__qualname__}"
-                for kind in type(module).__mro__[:-1]
-            ),
+            type_name=kind.__name__,
+            type_names=type_names[kind],
             calls=tuple(called.get(address, ())),
-            params=tuple(
-                names.params[id(parameter)][1][0]
-                for parameter in module._parameters.values()
-                if parameter is not None
-            ),
-            buffers=tuple(
-                names.buffers[id(buffer)][1][0]
-                for buffer in module._buffers.values()
-                if buffer is not None
-            ),
+            params=params,
+            buffers=buffers,
             training=module.training,
         )
     return records
@@ -242,7 +266,7 @@ def _param_records(
             requires_grad=tensor.requires_grad,
             used_by=tuple(users.get(address, ())),
         )
-        for tensor, (address, *aliases) in names.params.values()
+        for tensor, (address, *aliases) in names.params
     }
 
 
@@ -258,7 +282,5 @@ def _buffer_records(
             spec=state.spec_of(tensor),
             used_by=tuple(users.get(address, ())),
         )
-        for number, (tensor, (address, *aliases)) in enumerate(
-            names.buffers.values(), 1
-        )
+        for number, (tensor, (address, *aliases)) in enumerate(names.buffers, 1)
     }

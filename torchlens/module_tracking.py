@@ -1,34 +1,59 @@
 """Follows the calls of every submodule while a capture runs.
 
-Each module's `forward` is wrapped on the instance, so that direct calls of `.forward`
-are seen too; a pre-hook and a hook tell a regular call, whose output may still be
-replaced by the user's own hooks.  All of it is taken off again, whatever happens.
+Two wrappers on each instance: one around a whole call, with the user's hooks, whose
+result is the module's output; one around `forward`, which sees what the forward gets,
+and direct calls of `.forward`.  Both are taken off again, whatever happens.
 """
 
-import functools
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Mapping
 from time import perf_counter
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
+from torch import nn
 
 from .call_sites import CallSites
 from .capture_state import CaptureState, OpenCall
 from .records import Path, SiteKey, TensorSpec
 from .structures import leaves
 
-__all__ = ["BOUNDARIES", "ModuleTracker"]
+__all__ = ["ModuleTracker", "call_sites"]
 
 _Forward = Callable[..., Any]
 
 
-def _wrap(tracker: "ModuleTracker", module: nn.Module, original: _Forward) -> _Forward:
-    @functools.wraps(original)
+def _wrap_call(
+    tracker: "ModuleTracker", module: nn.Module, original: _Forward
+) -> _Forward:
+    def traced_call(*args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() != tracker.thread:
+            return original(*args, **kwargs)
+        depth = len(tracker.stack)
+        tracker.expected = module
+        try:
+            output = original(*args, **kwargs)
+            if len(tracker.stack) > depth:
+                # The bookkeeping reads tensors; that is not the model's doing.
+                with torch._C.DisableTorchFunction():
+                    tracker.end(tracker.stack[depth], output)
+            return output
+        except BaseException as error:
+            tracker.expected = None
+            tracker.unwind(depth, error)
+            raise
+
+    return traced_call
+
+
+def _wrap_forward(
+    tracker: "ModuleTracker", module: nn.Module, original: _Forward
+) -> _Forward:
     def traced_forward(*args: Any, **kwargs: Any) -> Any:
-        # The bookkeeping reads tensors; the mode must not take that for the model's.
+        if threading.get_ident() != tracker.thread:
+            return original(*args, **kwargs)
+        depth = len(tracker.stack)
         with torch._C.DisableTorchFunction():
             call = tracker.begin(module, args, kwargs, sys._getframe(1))
         try:
@@ -37,70 +62,93 @@ def _wrap(tracker: "ModuleTracker", module: nn.Module, original: _Forward) -> _F
                 with torch._C.DisableTorchFunction():
                     tracker.end(call, output)
             return output
-        except BaseException:
-            tracker.abandon(call)
+        except BaseException as error:
+            tracker.unwind(depth, error)
             raise
 
+    # Some models look at the signature of their parts.
+    traced_forward.__wrapped__ = original  # type: ignore[attr-defined]
     return traced_forward
 
 
-BOUNDARIES = frozenset(
-    constant
-    for constant in _wrap.__code__.co_consts
-    if getattr(constant, "co_name", "") == "traced_forward"
-)
+def call_sites() -> CallSites:
+    """Return call sites that end at the wrappers of this module."""
+    ends = (_inner_code(_wrap_forward), ModuleTracker.call.__code__)
+    return CallSites(frozenset(ends), passed=frozenset({_inner_code(_wrap_call)}))
+
+
+def _inner_code(function: _Forward) -> Any:
+    """Return the code of the function that `function` makes."""
+    return next(c for c in function.__code__.co_consts if hasattr(c, "co_code"))
 
 
 class ModuleTracker:
-    """Opens a call when a module's forward begins and closes it with its outputs."""
+    """Opens a call when a module's forward begins and closes it with its outputs.
+
+    Attributes:
+        stack: The calls that are open, outermost first.
+        expected: The module whose call has begun and whose forward has not.
+        thread: Calls made in other threads are not the capture's.
+        failure: Id of the last error that left a call, with that call.
+    """
 
     def __init__(
         self,
-        addresses: dict[nn.Module, str],
+        addresses: Mapping[nn.Module, str],
         state: CaptureState,
         sites: CallSites,
     ) -> None:
+        self.stack = state.stack
+        self.expected: nn.Module | None = None
+        self.thread = threading.get_ident()
+        self.failure: tuple[int, OpenCall] | None = None
         self._addresses = addresses
         self._state = state
         self._sites = sites
-        self._handles: list[RemovableHandle] = []
-        self._replaced: list[tuple[nn.Module, bool, Any]] = []
-        self._expected: nn.Module | None = None
+        self._replaced: list[tuple[dict[str, Any], dict[str, Any]]] = []
         self._call_counts: dict[str, int] = {}
         self._chains: dict[tuple[object, ...], int] = {}
+        self._entered = False  # the root's forward
 
     def install(self) -> None:
-        """Put hooks and wrappers on every module."""
+        """Put the wrappers on every module."""
         for module in self._addresses:
             if isinstance(module, torch.jit.ScriptModule):
-                continue  # takes no hooks; its result will be of unknown origin
-            self._handles.append(module.register_forward_pre_hook(self._expect))
-            self._handles.append(module.register_forward_hook(self._finish))
-            own = "forward" in module.__dict__
-            original = module.forward
-            self._replaced.append((module, own, original if own else None))
-            module.__dict__["forward"] = _wrap(self, module, original)
+                continue  # takes no wrappers; its result will be of unknown origin
+            attributes = module.__dict__
+            new = {
+                "forward": _wrap_forward(self, module, module.forward),
+                "_call_impl": _wrap_call(self, module, module._call_impl),
+            }
+            if attributes.get("_compiled_call_impl") is not None:
+                new["_compiled_call_impl"] = None
+            own = {name: attributes[name] for name in new if name in attributes}
+            self._replaced.append((attributes, own))
+            attributes.update(new)
 
     def remove(self) -> None:
         """Leave every module as it was found."""
-        for handle in self._handles:
-            handle.remove()
-        for module, own, original in self._replaced:
-            if own:
-                module.__dict__["forward"] = original
-            else:
-                module.__dict__.pop("forward", None)
-        self._handles.clear()
+        for attributes, own in self._replaced:
+            for name in ("forward", "_call_impl"):
+                attributes.pop(name, None)
+            attributes.update(own)
         self._replaced.clear()
 
-    def _expect(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        self._expected = module
-
-    def _finish(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        stack = self._state.stack
-        if stack and stack[-1].module_id == id(module) and not stack[-1].direct:
+    def call(
+        self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """Run the root; its call is open for the user's own hooks on it too."""
+        with torch._C.DisableTorchFunction():
+            root = self._open(model, None, None, direct=False)
+            self._add_inputs(root, args, kwargs)
+        try:
+            output = model(*args, **kwargs)
             with torch._C.DisableTorchFunction():
-                self.end(stack[-1], output)
+                self.end(root, output)
+            return output
+        except BaseException as error:
+            self.unwind(0, error)
+            raise
 
     def begin(
         self,
@@ -109,58 +157,72 @@ class ModuleTracker:
         kwargs: dict[str, Any],
         frame: Any,
     ) -> OpenCall:
-        """Open a call of `module`."""
+        """Open a call of `module`, whose forward begins."""
+        direct = self.expected is not module
+        self.expected = None
+        root = self.stack[0]
+        if not self._entered and self._addresses[module] == root.address:
+            self._entered = True
+            return root
         state = self._state
-        direct = self._expected is not module
-        self._expected = None
+        address = self._addresses[module]
+        inputs = []
+        for path, tensor in leaves((args, kwargs)):
+            known, ref = state.origin(tensor)
+            node = known.node
+            if ref.written_by is not None:
+                number = self._call_counts.get(address, 0) + 1
+                key = SiteKey("module_input", address, number, path=path[1:])
+                node = state.add_identity(tensor, ref, key)
+            if node is not None:  # not a parameter or buffer
+                inputs.append((path[1:], node, state.nodes[node].spec))
+        call = self._open(module, self.stack[-1], self._sites.at(frame), direct=direct)
+        call.inputs = tuple(inputs)
+        return call
+
+    def _open(
+        self,
+        module: nn.Module,
+        parent: OpenCall | None,
+        call_site: Any,
+        *,
+        direct: bool,
+    ) -> OpenCall:
+        state = self._state
         address = self._addresses[module]
         count = self._call_counts[address] = self._call_counts.get(address, 0) + 1
-        parent = state.stack[-1] if state.stack else None
-        call_site = None if parent is None else self._sites.at(frame)
-        identity = (
-            None if parent is None else parent.chain,
-            id(call_site),
-            address,
-        )
-        inputs = []
-        if parent is not None:
-            for path, tensor in leaves((args, kwargs)):
-                origin = state.origin(tensor)
-                if origin.node is not None:
-                    spec = state.nodes[origin.node].spec
-                    inputs.append((path[1:], origin.node, spec))
+        chain = None if parent is None else parent.chain
+        identity = (chain, id(call_site), address)
         call = OpenCall(
             index=len(state.calls),
-            module_id=id(module),
             address=address,
             call_index=count,
             parent=None if parent is None else parent.index,
             chain=self._chains.setdefault(identity, len(self._chains)),
-            inputs=tuple(inputs),
+            inputs=(),
             first_node=len(state.nodes),
             direct=direct,
             call_site=call_site,
             start_seconds=perf_counter(),
         )
         state.calls.append(call)
-        state.stack.append(call)
-        if parent is None:
-            self._add_inputs(call, args, kwargs)
+        self.stack.append(call)
         return call
 
     def _add_inputs(
-        self, call: OpenCall, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, call: OpenCall, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> None:
         """Make the model's own inputs the first nodes of the graph."""
         state = self._state
         inputs: list[tuple[Path, int, TensorSpec]] = []
-        for path, tensor in leaves((args, kwargs)):
-            known = state.table.node_of(tensor)
-            if known is None:
+        for path, tensor in leaves((args, dict(kwargs))):
+            node = state.table.node_of(tensor)
+            if node is None:
                 key = SiteKey("module_input", call.address, 1, path=path[1:])
-                raw = state.boundary("input", "input", tensor, (), key, ())
-                known = state.add(raw, tensor)
-            inputs.append((path[1:], known, state.nodes[known].spec))
+                raw = state.boundary("input", "input", tensor, (), key)
+                node = len(state.nodes)
+                state.add(raw, tensor)
+            inputs.append((path[1:], node, state.nodes[node].spec))
         call.inputs = tuple(inputs)
         call.first_node = len(state.nodes)
 
@@ -168,54 +230,29 @@ class ModuleTracker:
         """Close `call`, whose module returned `output`."""
         state = self._state
         outputs: list[tuple[Path, int, TensorSpec]] = []
-        for path, tensor in leaves(output):
-            key = SiteKey("module_output", call.address, call.call_index, path=path)
-            origin = state.origin(tensor)
-            node = origin.node
-            if node is None or node < call.first_node:
-                node = self._add_identity(call, path, key, tensor, origin.param)
-            outputs.append((path, node, state.nodes[node].spec))
-            if key == state.stop_at:
-                self._close(call, outputs)
+        try:
+            for path, tensor in leaves(output):
+                key = SiteKey("module_output", call.address, call.call_index, path=path)
+                known, ref = state.origin(tensor)
+                node = known.node
+                if node is None or node < call.first_node or ref.written_by is not None:
+                    node = state.add_identity(tensor, ref, key)
+                outputs.append((path, node, state.nodes[node].spec))
                 state.maybe_stop(key)
-        self._close(call, outputs)
+        finally:
+            call.outputs = tuple(outputs)
+            self._close(self.stack.index(call))
 
-    def _add_identity(
-        self,
-        call: OpenCall,
-        path: Path,
-        key: SiteKey,
-        tensor: Tensor,
-        param: str | None,
-    ) -> int:
-        """Add the op of a module that returns a tensor it did not make."""
-        state = self._state
-        source = state.table.node_of(tensor)
-        raw = state.boundary(
-            "op",
-            "identity",
-            tensor,
-            () if source is None else (source,),
-            key,
-            (call.chain, "identity", path),
-            () if param is None else (param,),
-        )
-        return state.add(raw, tensor)
+    def unwind(self, depth: int, error: BaseException) -> None:
+        """Close the calls above `depth` without outputs: an error passes by."""
+        if len(self.stack) > depth:
+            if self.failure is None or self.failure[0] != id(error):
+                self.failure = id(error), self.stack[-1]
+            self._close(depth)
 
-    def _close(
-        self, call: OpenCall, outputs: list[tuple[Path, int, TensorSpec]]
-    ) -> None:
-        call.outputs = tuple(outputs)
-        call.end_node = len(self._state.nodes)
-        call.duration_seconds = perf_counter() - call.start_seconds
-        self._unwind(call)
-
-    def abandon(self, call: OpenCall) -> None:
-        """Close `call` and all calls inside it without outputs: an error passed by."""
-        self._unwind(call)
-
-    def _unwind(self, call: OpenCall) -> None:
-        stack = self._state.stack
-        if call in stack:
-            while stack and stack.pop() is not call:
-                pass
+    def _close(self, depth: int) -> None:
+        now = perf_counter()
+        while len(self.stack) > depth:
+            call = self.stack.pop()
+            call.end_node = len(self._state.nodes)
+            call.duration_seconds = now - call.start_seconds

@@ -6,7 +6,7 @@ leading dot are attributes: `[0]`, `["hidden"]`, `.key`.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -15,30 +15,36 @@ from .labels import format_path, parse_path
 from .records import Path
 
 _MAX_DEPTH = 12
+_WITHOUT_TENSORS = frozenset({bool, bytes, float, int, str, type(None)})
 
 __all__ = ["format_path", "get_at", "leaves", "map_tensors", "parse_path"]
 
 
-def leaves(value: Any, prefix: Path = ()) -> Iterator[tuple[Path, torch.Tensor]]:
-    """Yield every tensor inside `value` with its path, in a fixed order."""
+def leaves(value: Any) -> list[tuple[Path, torch.Tensor]]:
+    """Return every tensor inside `value` with its path, in a fixed order."""
+    found: list[tuple[Path, torch.Tensor]] = []
+    _collect(value, (), found)
+    return found
+
+
+def _collect(value: Any, path: Path, found: list[tuple[Path, torch.Tensor]]) -> None:
     if isinstance(value, torch.Tensor):
-        yield prefix, value
+        found.append((path, value))
+    elif type(value) in _WITHOUT_TENSORS or len(path) >= _MAX_DEPTH:
         return
-    if len(prefix) >= _MAX_DEPTH:
-        return
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            if isinstance(key, str | int):
-                yield from leaves(item, (*prefix, key))
     elif isinstance(value, tuple) and hasattr(value, "_fields"):
         for name in value._fields:
-            yield from leaves(getattr(value, name), (*prefix, f".{name}"))
+            _collect(getattr(value, name), (*path, f".{name}"), found)
     elif isinstance(value, tuple | list):
         for index, item in enumerate(value):
-            yield from leaves(item, (*prefix, index))
+            _collect(item, (*path, index), found)
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            if isinstance(key, str | int):
+                _collect(item, (*path, key), found)
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         for field in dataclasses.fields(value):
-            yield from leaves(getattr(value, field.name), (*prefix, f".{field.name}"))
+            _collect(getattr(value, field.name), (*path, f".{field.name}"), found)
 
 
 def get_at(value: Any, path: Path) -> Any:

@@ -5,11 +5,13 @@ memory are copied; writes that no one announced show in the tensors' version cou
 """
 
 import weakref
-from collections.abc import Iterable
+from dataclasses import dataclass
 
 import torch
 
-__all__ = ["Payloads", "TensorTable", "memory_key", "version_of"]
+from .records import ArgRef
+
+__all__ = ["Known", "Payloads", "TensorTable", "memory_key", "version_of"]
 
 
 def memory_key(tensor: torch.Tensor) -> int:
@@ -27,55 +29,111 @@ def version_of(tensor: torch.Tensor) -> int | None:
     return tensor._version
 
 
-class TensorTable:
-    """Maps live tensor objects to the node that last wrote them.
+@dataclass(slots=True, eq=False)
+class Known:
+    """What is known of a live tensor.
 
-    Keyed by `id`, guarded by a weak reference, since ids are used again.
+    Attributes:
+        tensor: The object; ids are used again, so it must still be this one.
+        node: The node that last wrote it; `None` for a parameter or buffer.
+        ref: How the arguments of an op refer to it.
+        memory: Its `memory_key`.
+        version: Its write count when it became known.
     """
 
-    def __init__(self) -> None:
-        self._nodes: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
-        self._writes: dict[int, int] = {}
+    tensor: weakref.ref[torch.Tensor]
+    node: int | None
+    ref: ArgRef
+    memory: int
+    version: int | None
 
-    def assign(self, tensor: torch.Tensor, node: int) -> None:
-        """Record that `tensor` is now the output of `node`."""
-        self._nodes[id(tensor)] = (weakref.ref(tensor), node)
+
+class TensorTable:
+    """Maps live tensor objects to the node that last wrote them."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, Known] = {}
+        self._writes: dict[int, int] = {}  # memory to the last node that wrote it
+        self._batched: dict[int, tuple[torch.Tensor, Known]] = {}
+
+    def assign(
+        self, tensor: torch.Tensor, node: int | None, ref: ArgRef | None = None
+    ) -> Known:
+        """Record that `tensor` is now the output of `node`, or what `ref` says."""
+        known = Known(
+            weakref.ref(tensor),
+            node,
+            ref or ArgRef(node),
+            memory_key(tensor),
+            version_of(tensor),
+        )
+        self._known[id(tensor)] = known
+        if known.memory < 0:
+            self._assign_inner(tensor, known)
+        return known
+
+    def _assign_inner(self, tensor: torch.Tensor, known: Known) -> None:
+        """Know the tensor inside a functorch wrapper, which comes out of a vmap."""
+        inner = _unwrapped(tensor)
+        if inner is not tensor:
+            # Held: nothing else may get this memory while the capture runs.
+            self._batched[memory_key(inner)] = inner, known
+
+    def find(self, tensor: torch.Tensor) -> Known | None:
+        """Return what is known of `tensor`, `None` if it was never seen."""
+        known = self._known.get(id(tensor))
+        if known is not None and known.tensor() is tensor:
+            return known
+        return None
+
+    def find_related(self, tensor: torch.Tensor) -> Known | None:
+        """Return what is known of the other side of a vmap's boundary."""
+        inner = _unwrapped(tensor)
+        if inner is not tensor:
+            return self.find(inner)
+        batched = self._batched.get(memory_key(tensor))
+        return None if batched is None else batched[1]
 
     def node_of(self, tensor: torch.Tensor) -> int | None:
         """Return the node that made `tensor`, or `None` if it was not seen."""
-        entry = self._nodes.get(id(tensor))
-        if entry is None or entry[0]() is not tensor:
-            return None
-        return entry[1]
+        known = self.find(tensor)
+        return None if known is None else known.node
 
     def wrote(self, memory: int, node: int) -> None:
         """Record that `node` wrote into `memory`."""
         self._writes[memory] = node
 
-    def writer_after(self, tensor: torch.Tensor, node: int) -> int | None:
-        """Return the node that wrote the tensor's memory after `node` made it."""
+    def writer_after(self, known: Known) -> int | None:
+        """Return the node that wrote the tensor's memory after it became known."""
         if not self._writes:
             return None
-        writer = self._writes.get(memory_key(tensor))
-        return writer if writer is not None and writer > node else None
+        writer = self._writes.get(known.memory)
+        if writer is None or (known.node is not None and writer <= known.node):
+            return None
+        return writer
+
+
+def _unwrapped(tensor: torch.Tensor) -> torch.Tensor:
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return tensor
 
 
 class Payloads:
     """The saved tensors of one capture, by node."""
 
-    def __init__(self, *, detach: bool, protected: Iterable[torch.Tensor]) -> None:
+    def __init__(self, *, detach: bool, protected: frozenset[int]) -> None:
         self.tensors: dict[int, torch.Tensor] = {}
         self.versions: dict[int, int | None] = {}
         self._detach = detach
         self._by_memory: dict[int, list[int]] = {}
-        self._protected = {memory_key(tensor) for tensor in protected}
+        self._protected = protected
 
-    def save(self, node: int, tensor: torch.Tensor) -> None:
+    def save(self, node: int, tensor: torch.Tensor, memory: int) -> None:
         """Keep `tensor` as the payload of `node`.
 
         Views of parameters and buffers are copied at once: training changes those.
         """
-        memory = memory_key(tensor)
         if memory in self._protected:
             tensor = tensor.clone()
         else:

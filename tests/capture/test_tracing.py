@@ -130,14 +130,14 @@ def test_validate_accepts_models_and_traces() -> None:
 
 def test_validate_compares_with_a_forward_nobody_watches() -> None:
     class Shy(nn.Module):
-        """Gives another answer when it is hooked."""
+        """Gives another answer when its part is watched."""
 
         def __init__(self) -> None:
             super().__init__()
             self.fc = nn.Linear(3, 3)
 
         def forward(self, x):
-            return self.fc(x) * (2 if self.fc._forward_hooks else 1)
+            return self.fc(x) * (2 if "forward" in vars(self.fc) else 1)
 
     report = tl.validate(Shy().eval(), torch.randn(2, 3))
     assert not report
