@@ -67,12 +67,7 @@ def plan(
         >>> plan(model, torch.randn(4, 3), "1").sites[0].row_shape
         (2,)
     """
-    unknown = sorted(set(allow) - ALLOWED)
-    if unknown or isinstance(allow, str):
-        raise PlanError(
-            f"allow was wanted as a collection of {', '.join(sorted(ALLOWED))}, but "
-            f"{unknown[0] if unknown else allow!r} came."
-        )
+    _check_allow(allow)
     module = unwrap_model(model)
     inputs = as_inputs(example)
     check_call(module, inputs)
@@ -107,6 +102,15 @@ def plan(
         checks=evidence.checks,
         notes=(*evidence.notes, *study.notes),
     )
+
+
+def _check_allow(allow: Collection[str]) -> None:
+    strange = [allow] if isinstance(allow, str) else sorted(set(allow) - ALLOWED)
+    if strange:
+        raise PlanError(
+            f"allow was wanted as a collection of {', '.join(sorted(ALLOWED))}, but "
+            f"{strange[0]!r} came."
+        )
 
 
 def check_call(model: nn.Module, inputs: ModelInputs) -> None:
