@@ -86,27 +86,56 @@ class Cast:
 
 
 def cast_rows(values: Tensor, dtype: torch.dtype, *, saturate: bool) -> Cast:
-    """Prepare rows for a narrower dtype, and count finite values that do not fit it.
+    """Prepare rows for another dtype, and count finite values that do not fit it.
 
     Args:
         values: Rows [n, *features].
-        dtype: The dtype stored.
+        dtype: The dtype stored, of the same kind: floating, complex or integer.
         saturate: Whether values beyond its range become its largest finite value;
             infinities do too, NaN stays.
     """
     on_host = values.device.type == "cpu"
-    if not dtype.is_floating_point or not values.dtype.is_floating_point:
+    is_complex = values.dtype.is_complex and dtype.is_complex
+    parts = torch.view_as_real(values.resolve_conj()) if is_complex else values
+    part_dtype = dtype.to_real() if is_complex else dtype
+    limits = _limits(parts.dtype, part_dtype)
+    if limits is None:
         return Cast(values if on_host else values.to(dtype), None)
-    largest = torch.finfo(dtype).max
+    low, high = limits
     # On a device a look at the values would stall it, so rows are always counted there.
-    if on_host and values.numel():
-        low, high = torch.aminmax(values)
+    if on_host and parts.numel():
+        least, most = torch.aminmax(parts)
         # False for NaN too, which then takes the exact way.
-        if bool((low >= -largest) & (high <= largest)):
+        if bool((least >= low) & (most <= high)):
             return Cast(values, None)
-    cast = values.to(dtype)
-    lost = torch.isinf(cast) & torch.isfinite(values)
-    counts = lost.reshape(len(values), -1).sum(1)
+    cast = parts.to(part_dtype)
+    if part_dtype.is_floating_point:
+        lost = torch.isinf(cast) & torch.isfinite(parts)
+    else:
+        lost = (parts < low) | (parts > high)
     if saturate:
-        cast = values.clamp(-largest, largest).to(dtype)
+        cast = parts.clamp(low, high).to(part_dtype)
+    if is_complex:
+        lost, cast = lost.any(-1), torch.view_as_complex(cast)
+    counts = lost.flatten(1).sum(1) if lost.ndim > 1 else lost.to(torch.int64)
     return Cast(cast, counts)
+
+
+def _limits(
+    source: torch.dtype, target: torch.dtype
+) -> tuple[int, int] | tuple[float, float] | None:
+    """Return the range that survives a cast, or `None` where all of it does."""
+    if source.is_floating_point and target.is_floating_point:
+        largest = torch.finfo(target).max
+        fits = torch.finfo(source).max <= largest
+        return None if fits else (-largest, largest)
+    if torch.bool in (source, target) or not (_is_integer(source, target)):
+        return None
+    have, want = torch.iinfo(source), torch.iinfo(target)
+    if want.min <= have.min and have.max <= want.max:
+        return None
+    return max(have.min, want.min), min(have.max, want.max)
+
+
+def _is_integer(*dtypes: torch.dtype) -> bool:
+    return not any(dtype.is_floating_point or dtype.is_complex for dtype in dtypes)

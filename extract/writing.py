@@ -227,7 +227,11 @@ class BlockPipe:
         bad = count_nonfinite(piece.rows)
         if bad is not None:
             counts.add_nonfinite(bad, piece.ids)
-        if counts and self._nonfinite == "raise":
+        # A wrapped integer is a valid number: no reader could tell.
+        wraps = counts.overflowed_values and not _has_infinity(piece.rows.dtype)
+        if counts and (
+            self._nonfinite == "raise" or (wraps and self._nonfinite != "saturate")
+        ):
             raise _refused(piece, counts)
         for hole in piece.holes:
             piece.rows[hole] = self._fill[piece.layer]
@@ -280,11 +284,16 @@ def _refused(piece: Piece, counts: LayerCounts) -> NonFiniteError:
         what.append(f"{counts.nonfinite_values} values that are NaN or infinite")
     if counts.overflowed_values:
         what.append(f"{counts.overflowed_values} values too large for the dtype")
+    keep = 'nonfinite="keep" to store and count them, '
     return NonFiniteError(
         f"The layer {piece.layer!r} has {' and '.join(what)}, in the samples "
-        f'{_some(ids)}. Pass nonfinite="keep" to store and count them, '
+        f"{_some(ids)}. Pass {keep if _has_infinity(piece.rows.dtype) else ''}"
         f'nonfinite="saturate" to cut them to the largest value, or a wider dtype.'
     )
+
+
+def _has_infinity(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point or dtype.is_complex
 
 
 def _some(ids: Sequence[str]) -> str:
