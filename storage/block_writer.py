@@ -9,11 +9,18 @@ from numpy.typing import NDArray
 
 from torchlens.errors import DataError, ManifestError, StoreError
 
-from .checksums import crc32c, ids_digest
+from .checksums import ids_digest
 from .dtypes import as_carrier, carrier, fill_value
 from .manifest import CommitRecord, ObjectRecord, dump, parse_commit
 from .run_spec import as_json
-from .shards import ArrayFormat, Encoded, check_shard, encode_shard, parse_index
+from .shards import (
+    ArrayFormat,
+    Encoded,
+    ShardDamage,
+    encode_shard,
+    encoded_bytes,
+    parse_index,
+)
 
 if TYPE_CHECKING:
     from .writer import StoreWriter
@@ -178,8 +185,9 @@ class BlockWriter:
 
             path = self._run.paths[name]
             start, _ = form.rows_of(shard)
-            data = encode_with_zarr(self._run.documents, path, start, rows)
-            encoded = Encoded([data], len(data), crc32c(data))
+            encoded = encoded_bytes(
+                encode_with_zarr(self._run.documents, path, start, rows)
+            )
         if not self._objects.put_new(key, encoded.parts):
             encoded = self._adopt(name, shard, key, encoded, rows)
         self._record(key, encoded)
@@ -190,23 +198,12 @@ class BlockWriter:
         """Take over the object of a dead or rival writer; replace it if it is torn."""
         form = self._run.formats[name]
         data = self._objects.get(key)
-        theirs = Encoded([data], len(data), crc32c(data))
-        if theirs.crc32c == ours.crc32c and theirs.nbytes == ours.nbytes:
-            return theirs
-        if form.plain:
-            sound = len(data) == ours.nbytes and check_shard(form, data, shard) is None
-        else:
-            from .zarr_store import decodes_with_zarr
-
-            path = self._run.paths[name]
-            start, stop = form.rows_of(shard)
-            sound = decodes_with_zarr(
-                self._run.documents, path, form.key(shard), data, start, stop
-            )
-        if not sound:
+        try:
+            theirs = self._run.inspect(name, shard, data)
+        except ShardDamage:
             self._objects.replace(key, ours.parts)
             return ours
-        if form.plain:
+        if form.plain and theirs.content != ours.content:
             # A row the other could not compute stays empty: say so in the record.
             lost = _only_fill(form, data, shard) & ~_is_fill(form, rows)
             start, _ = form.rows_of(shard)
@@ -227,7 +224,7 @@ class BlockWriter:
                 data = theirs
             except ManifestError:
                 self._objects.replace(key, [data])
-        self._record(key, Encoded([data], len(data), crc32c(data)))
+        self._record(key, encoded_bytes(data))
 
     def _put_record(self, record: CommitRecord) -> bool:
         key = self._run.commit_key(self.block)
@@ -245,7 +242,8 @@ class BlockWriter:
 
     def _record(self, key: str, encoded: Encoded) -> None:
         checksum = f"{encoded.crc32c:08x}"
-        self._records.append(ObjectRecord(key, encoded.nbytes, checksum))
+        record = ObjectRecord(key, encoded.nbytes, checksum, encoded.content)
+        self._records.append(record)
 
     def _checked_ids(self, ids: Sequence[str]) -> list[str]:
         ids = list(ids)

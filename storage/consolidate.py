@@ -16,14 +16,17 @@ from .manifest import (
     ROOT_METADATA,
     SAMPLES,
     CommitRecord,
+    ObjectRecord,
     RunRecord,
     dump,
     load,
     parse_commit,
     read_commit,
+    read_object,
 )
 from .objects import ObjectStore, missing_object
 from .runs import read_runs
+from .shards import encoded_bytes
 
 _COMMIT = re.compile(r"b(\d{8,})\.json")
 
@@ -37,6 +40,13 @@ def committed_blocks(objects: ObjectStore, run: RunRecord) -> frozenset[int]:
         if match and size and int(match[1]) < run.layout.num_blocks:
             found.add(int(match[1]))
     return frozenset(found)
+
+
+def read_samples_record(objects: ObjectStore, run: RunRecord) -> ObjectRecord:
+    """Return what a finished run's manifest says of the samples table."""
+    where = f"{objects.url}/{run.manifest_key}"
+    body = load(objects.get(run.manifest_key), where)
+    return read_object(body.get("samples"), where)
 
 
 def read_commits(
@@ -68,14 +78,16 @@ def consolidate(objects: ObjectStore, run: RunRecord) -> bool:
             return False
         commits = read_commits(objects, run, finished=False)
         check_records(objects, run, commits)
-        _publish_samples(objects, run, commits)
+        samples = _publish_samples(objects, run, commits)
         blocks = [commit.to_json() for commit in commits]
-        body = dump({"run_id": run.run_id, "blocks": blocks})
+        body = dump(
+            {"run_id": run.run_id, "samples": samples.to_json(), "blocks": blocks}
+        )
         if not objects.put_new(run.manifest_key, [body]):
             if not objects.size(run.manifest_key):
                 objects.replace(run.manifest_key, [body])
     for key, document in run.documents.items():
-        _publish(objects, f"{GROUP}/{key}", dump(document))
+        _publish(objects, f"{GROUP}/{key}", dump(document, readable=True))
     _publish_root(objects)
     objects.sweep()
     return True
@@ -123,7 +135,7 @@ def object_sizes(objects: ObjectStore, run: RunRecord) -> dict[str, int]:
 
 def array_document(run: RunRecord, path: str) -> bytes:
     """Return the bytes an array's published metadata must have."""
-    return dump(run.documents[f"{path}/zarr.json"])
+    return dump(run.documents[f"{path}/zarr.json"], readable=True)
 
 
 def root_document(runs: Iterable[RunRecord]) -> bytes:
@@ -148,7 +160,7 @@ def root_document(runs: Iterable[RunRecord]) -> bytes:
 
 def _publish_samples(
     objects: ObjectStore, run: RunRecord, commits: Sequence[CommitRecord]
-) -> None:
+) -> ObjectRecord:
     from .sample_table import decode_ids, join_parts
 
     parts = [objects.get(run.samples_key(commit.block)) for commit in commits]
@@ -172,6 +184,10 @@ def _publish_samples(
                 f"The sample ids of this run are not those in {SAMPLES} at "
                 f"{objects.url}. Use another place for another dataset."
             )
+        else:
+            table = stored
+    facts = encoded_bytes(table)
+    return ObjectRecord(SAMPLES, facts.nbytes, f"{facts.crc32c:08x}", facts.content)
 
 
 def _check_unique(ids: Sequence[str]) -> None:

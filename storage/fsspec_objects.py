@@ -54,9 +54,10 @@ class FsspecObjects(ObjectStore):
     def size(self, key: str) -> int | None:
         """Return the object's size."""
         try:
-            return int(self._fs.info(self._path(key))["size"])
+            info = self._fs.info(self._path(key))
         except FileNotFoundError:
             return None
+        return int(info["size"]) if info["type"] == "file" else None
 
     def list(self, prefix: str, *, recursive: bool = False) -> Mapping[str, int]:
         """Return key to size of the objects in a folder."""

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import stat
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -39,7 +40,8 @@ class LocalObjects(ObjectStore):
         self._root = Path(os.path.abspath(os.path.expanduser(root)))
         self._fsync = fsync
         self._links = True
-        if self._root.exists() and not self._root.is_dir():
+        # os.path: a place that may not even be looked at is not an error here.
+        if os.path.exists(self._root) and not os.path.isdir(self._root):
             raise StoreError(
                 f"{self._root} is a file; a store is a directory. Choose another place."
             )
@@ -91,9 +93,10 @@ class LocalObjects(ObjectStore):
         """Return the file's size."""
         path = self._root / key
         try:
-            return path.stat().st_size
+            facts = path.stat()
         except (FileNotFoundError, NotADirectoryError):
             return None
+        return facts.st_size if stat.S_ISREG(facts.st_mode) else None
 
     def list(self, prefix: str, *, recursive: bool = False) -> Mapping[str, int]:
         """Return key to size of the files in a folder."""

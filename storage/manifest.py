@@ -11,10 +11,17 @@ from typing import Any
 
 from torchlens.errors import ManifestError
 
-from .checksums import sha256_hex
+from .checksums import crc32c, sha256_hex
 from .layout import Layout
 from .run_spec import ArraySpec
-from .shards import ArrayFormat, parse_format
+from .shards import (
+    ArrayFormat,
+    Encoded,
+    ShardDamage,
+    check_shard,
+    encoded_bytes,
+    parse_format,
+)
 
 FORMAT = "torchlens-store"
 VERSION = 1
@@ -28,15 +35,26 @@ _LARGEST_RECORD = 256 << 20
 
 @dataclass(frozen=True, slots=True)
 class ObjectRecord:
-    """An object of a committed block: its key, size and crc32c."""
+    """An object of a committed block: its key, size and checksums.
+
+    Attributes:
+        crc32c: Of the object's bytes.
+        content: Tells it from any other sound object, see `shards.Encoded`.
+    """
 
     key: str
     nbytes: int
     crc32c: str
+    content: str
 
     def to_json(self) -> dict[str, Any]:
         """Return the record as JSON."""
-        return {"key": self.key, "nbytes": self.nbytes, "crc32c": self.crc32c}
+        return {
+            "key": self.key,
+            "nbytes": self.nbytes,
+            "crc32c": self.crc32c,
+            "content": self.content,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +149,27 @@ class RunRecord:
         """Return the key of a shard."""
         return f"{GROUP}/{self.paths[name]}/{self.formats[name].key(shard)}"
 
+    def inspect(self, name: str, shard: int, data: bytes) -> Encoded:
+        """Return the facts of a shard's bytes.
+
+        Raises:
+            ShardDamage: If they do not decode as the shard's rows.
+        """
+        form = self.formats[name]
+        if form.plain:
+            content = check_shard(form, data, shard)
+            if len(data) != form.shard_bytes(shard):
+                raise ShardDamage("it has another size than its rows need")
+            return Encoded([data], len(data), crc32c(data), content)
+        from .zarr_store import decodes_with_zarr
+
+        start, stop = form.rows_of(shard)
+        key = form.key(shard)
+        path = self.paths[name]
+        if not decodes_with_zarr(self.documents, path, key, data, start, stop):
+            raise ShardDamage("zarr cannot decode it")
+        return encoded_bytes(data)
+
     def required_keys(self, block: int) -> set[str]:
         """Return the keys that a block must have by the pinned metadata."""
         keys = {
@@ -141,9 +180,10 @@ class RunRecord:
         return keys | {self.samples_key(block)}
 
 
-def dump(value: Any) -> bytes:
+def dump(value: Any, *, readable: bool = False) -> bytes:
     """Return JSON in the one form that all records are written in."""
-    text = json.dumps(value, sort_keys=True, ensure_ascii=False, indent=1)
+    indent = 1 if readable else None
+    text = json.dumps(value, sort_keys=True, ensure_ascii=False, indent=indent)
     return text.encode("utf-8") + b"\n"
 
 
@@ -204,6 +244,19 @@ def parse_commit(data: bytes, run: RunRecord, block: int, where: str) -> CommitR
     return read_commit(load(data, where), run, block, where)
 
 
+def read_object(body: Any, where: str) -> ObjectRecord:
+    """Check an object record's JSON and return it."""
+    try:
+        return ObjectRecord(
+            str(body["key"]),
+            int(body["nbytes"]),
+            str(body["crc32c"]),
+            str(body["content"]),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise ManifestError(f"{where} garbles an object: {error!r}.") from error
+
+
 def read_commit(
     body: Mapping[str, Any], run: RunRecord, block: int, where: str
 ) -> CommitRecord:
@@ -215,10 +268,7 @@ def read_commit(
             start=int(body["start"]),
             stop=int(body["stop"]),
             ids_sha256=str(body["ids_sha256"]),
-            objects=tuple(
-                ObjectRecord(str(o["key"]), int(o["nbytes"]), str(o["crc32c"]))
-                for o in body["objects"]
-            ),
+            objects=tuple(read_object(entry, where) for entry in body["objects"]),
             failed=tuple(int(row) for row in body["failed"]),
             counters=dict(body["counters"]),
             batches=body["batches"],
@@ -266,7 +316,8 @@ def run_document(
             "identity": identity,
             "provenance": provenance,
             "versions": versions,
-        }
+        },
+        readable=True,
     )
 
 

@@ -99,9 +99,9 @@ def open_store(
 def delete_store(objects: ObjectStore) -> None:
     """Delete a store of ours; do nothing where nothing is.
 
-    What says that rows exist goes first, then the rows, and what says whose they are
-    goes last: a kill in between leaves a place that is still recognised, and no row
-    that anything could mistake for finished.
+    What says that the store is finished goes first, then what says that rows exist,
+    then the rows, and what says whose they are goes last: a kill in between leaves an
+    unfinished store, which the same command overwrites or a plain one completes.
 
     Raises:
         StoreError: If the place holds something else.
@@ -118,7 +118,8 @@ def delete_store(objects: ObjectStore) -> None:
     published = [ROOT_METADATA, *(key for key in data if key.endswith("/zarr.json"))]
     identity = [k for k in runs if k.endswith("/run.json") or k.startswith(ORDER)]
     claims = [key for key in runs if key not in set(identity)]
-    order = [*published, SAMPLES, *claims, *data, *sorted(identity, reverse=True)]
+    finished = [key for key in runs if key.endswith("/manifest.json")]
+    order = [*finished, *published, SAMPLES, *claims, *data, *sorted(identity)[::-1]]
     for key in dict.fromkeys(order):
         objects.delete(key)
     objects.prune()

@@ -108,13 +108,14 @@ def _as_text(table: Any, names: Sequence[str]) -> Any:
 
 def _to_parquet(table: Any) -> bytes:
     sink = io.BytesIO()
-    pq.write_table(table, sink, compression="zstd")
+    pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
     return sink.getvalue()
 
 
 def _read(data: bytes, where: str, columns: list[str] | None = None) -> Any:
     try:
-        return pq.ParquetFile(io.BytesIO(data)).read(columns=columns)
+        file = pq.ParquetFile(io.BytesIO(data), page_checksum_verification=True)
+        return file.read(columns=columns)
     except (pa.ArrowInvalid, pa.ArrowKeyError, OSError) as error:
         raise ManifestError(
             f"{where} is no readable samples table ({error}): it is damaged."

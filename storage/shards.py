@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from torchlens.errors import ManifestError
 
-from .checksums import crc32c, extend_crc32c, join_crc32c
+from .checksums import crc32c, extend_crc32c, join_crc32c, sha256_hex
 from .dtypes import carrier, check_dtype, fill_value
 from .objects import Parts
 
@@ -32,11 +32,19 @@ class ShardDamage(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """One object ready to be put: its parts in order, its size, its checksum."""
+    """One object ready to be put: its parts in order, its size, its checksums.
+
+    Attributes:
+        crc32c: Of the whole object.
+        content: What tells this object from another that is as sound.  The crc32c of
+            bytes that end in their own crc32c does not depend on the bytes, so that of
+            a whole shard is the same for any rows: see `rows_digest`.
+    """
 
     parts: Parts
     nbytes: int
     crc32c: int
+    content: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +95,11 @@ class ArrayFormat:
         """Return how many chunks of a shard hold rows."""
         start, stop = self.rows_of(shard)
         return -(-(stop - start) // self.chunk_rows)
+
+    def shard_bytes(self, shard: int) -> int:
+        """Return the size of a plain shard."""
+        chunk = self.chunk_rows * self.row_bytes + self.checksummed * _CRC_BYTES
+        return self.chunks_of(shard) * chunk + self.index_bytes
 
     @property
     def index_bytes(self) -> int:
@@ -144,7 +157,7 @@ def encode_shard(form: ArrayFormat, rows: NDArray[Any]) -> Encoded:
     chunk_bytes = form.chunk_rows * form.row_bytes
     index = np.full((form.shard_rows // form.chunk_rows, 2), _ABSENT, "<u8")
     parts: list[bytes | NDArray[np.uint8]] = []
-    offset = total = 0
+    offset = total = rows_crc = 0
     for number, start in enumerate(range(0, data.size, chunk_bytes)):
         chunk = data[start : start + chunk_bytes]
         if chunk.size < chunk_bytes:
@@ -152,6 +165,7 @@ def encode_shard(form: ArrayFormat, rows: NDArray[Any]) -> Encoded:
         nbytes = chunk_bytes
         crc = crc32c(chunk)
         total = join_crc32c(total, crc, chunk_bytes)
+        rows_crc = join_crc32c(rows_crc, crc, chunk_bytes)
         parts.append(chunk)
         if form.checksummed:
             trailer = crc.to_bytes(_CRC_BYTES, "little")
@@ -163,7 +177,22 @@ def encode_shard(form: ArrayFormat, rows: NDArray[Any]) -> Encoded:
     tail = index.tobytes()
     tail += crc32c(tail).to_bytes(_CRC_BYTES, "little")
     parts.append(tail)
-    return Encoded(parts, offset + len(tail), extend_crc32c(total, tail))
+    return Encoded(
+        parts, offset + len(tail), extend_crc32c(total, tail), rows_digest(rows_crc)
+    )
+
+
+def encoded_bytes(data: bytes) -> Encoded:
+    """Return an object that is not a plain shard, ready to be put."""
+    return Encoded([data], len(data), crc32c(data), f"sha256:{sha256_hex(data)}")
+
+
+def rows_digest(crc: int) -> str:
+    """Return the content digest of a plain shard, from the crc32c of its chunks' rows.
+
+    The chunks are taken in order, padding included, without their checksums.
+    """
+    return f"rows-crc32c:{crc:08x}"
 
 
 def parse_index(form: ArrayFormat, tail: bytes, shard: int) -> NDArray[np.int64]:
@@ -186,22 +215,26 @@ def parse_index(form: ArrayFormat, tail: bytes, shard: int) -> NDArray[np.int64]
     return index.astype(np.int64)
 
 
-def check_shard(form: ArrayFormat, data: bytes, shard: int) -> str | None:
-    """Return what is wrong with a shard's bytes, None if every chunk decodes."""
-    try:
-        index = parse_index(form, data[-form.index_bytes :], shard)
-    except ShardDamage as damage:
-        return str(damage)
+def check_shard(form: ArrayFormat, data: bytes, shard: int) -> str:
+    """Return the content digest of a plain shard's bytes if every chunk decodes.
+
+    Raises:
+        ShardDamage: If one does not.
+    """
+    index = parse_index(form, data[-form.index_bytes :], shard)
     view = np.frombuffer(data, np.uint8)
+    rows_crc = 0
     for offset, nbytes in index:
         chunk = view[offset : offset + nbytes]
         if chunk.size != nbytes:
-            return "it ends before its last chunk"
-        if form.checksummed:
-            stored = int.from_bytes(chunk[-_CRC_BYTES:].tobytes(), "little")
-            if crc32c(chunk[:-_CRC_BYTES]) != stored:
-                return f"the checksum of the chunk at byte {offset} does not match"
-    return None
+            raise ShardDamage("it ends before its last chunk")
+        crc = crc32c(chunk[: chunk.size - form.checksummed * _CRC_BYTES])
+        if form.checksummed and crc != int.from_bytes(chunk[-_CRC_BYTES:], "little"):
+            raise ShardDamage(
+                f"the checksum of its chunk at byte {offset} does not match"
+            )
+        rows_crc = join_crc32c(rows_crc, crc, form.chunk_rows * form.row_bytes)
+    return rows_digest(rows_crc)
 
 
 def _padded(chunk: NDArray[np.uint8], nbytes: int, dtype: str) -> NDArray[np.uint8]:

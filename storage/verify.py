@@ -5,17 +5,25 @@ from dataclasses import dataclass
 
 from torchlens.errors import ManifestError
 
-from .checksums import crc32c, ids_digest
+from .checksums import ids_digest
 from .consolidate import (
     array_document,
     object_sizes,
     read_commits,
+    read_samples_record,
     root_document,
 )
-from .manifest import GROUP, ROOT_METADATA, SAMPLES, CommitRecord, RunRecord
+from .manifest import (
+    GROUP,
+    ROOT_METADATA,
+    SAMPLES,
+    CommitRecord,
+    ObjectRecord,
+    RunRecord,
+)
 from .objects import ObjectStore
 from .runs import KnownRun
-from .shards import check_shard
+from .shards import ShardDamage, encoded_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +97,7 @@ def verify_runs(
         if run.finished:
             problems += _check_published(objects, record)
             problems += _check_commit_files(objects, record, commits)
-            if deep:
-                problems += _check_ids(objects, record, commits)
+            problems += _check_samples(objects, record, commits, deep)
     finished = [run.record for run in runs if run.finished]
     if finished and _get(objects, ROOT_METADATA) != root_document(finished):
         reason = "it is not the metadata of the finished runs"
@@ -124,9 +131,7 @@ def _check_objects(
             elif sizes[record.key] != record.nbytes:
                 reason = f"it has {sizes[record.key]} bytes, not {record.nbytes}"
             elif deep:
-                reason = _read_and_check(
-                    objects, run, record.key, record.crc32c, shards.get(record.key)
-                )
+                reason = _read_and_check(objects, run, record, shards.get(record.key))
             if reason:
                 yield Problem(record.key, reason, run.run_id, commit.block)
 
@@ -134,28 +139,21 @@ def _check_objects(
 def _read_and_check(
     objects: ObjectStore,
     run: RunRecord,
-    key: str,
-    checksum: str,
+    record: ObjectRecord,
     shard: tuple[str, int] | None,
 ) -> str:
     try:
-        data = objects.get(key)
+        data = objects.get(record.key)
+        found = run.inspect(*shard, data) if shard else encoded_bytes(data)
     except FileNotFoundError:
         return "it is gone"
-    if f"{crc32c(data):08x}" != checksum:
+    except ShardDamage as damage:
+        return str(damage)
+    if f"{found.crc32c:08x}" != record.crc32c:
         return "its crc32c is not the recorded one"
-    if shard is None:
-        return ""
-    name, number = shard
-    form = run.formats[name]
-    if form.plain:
-        return check_shard(form, data, number) or ""
-    from .zarr_store import decodes_with_zarr
-
-    start, stop = form.rows_of(number)
-    path, inner = run.paths[name], form.key(number)
-    sound = decodes_with_zarr(run.documents, path, inner, data, start, stop)
-    return "" if sound else "it does not decode"
+    if found.content != record.content:
+        return "it is sound, but not the object that was recorded"
+    return ""
 
 
 def _check_published(objects: ObjectStore, run: RunRecord) -> Iterator[Problem]:
@@ -183,22 +181,28 @@ def _check_commit_files(
             yield Problem(key, reason, run.run_id, commit.block)
 
 
-def _check_ids(
-    objects: ObjectStore, run: RunRecord, commits: Sequence[CommitRecord]
+def _check_samples(
+    objects: ObjectStore, run: RunRecord, commits: Sequence[CommitRecord], deep: bool
 ) -> Iterator[Problem]:
+    """Compare the samples table with the manifest, and its ids with the commits."""
     from .sample_table import decode_ids
 
+    data = _get(objects, SAMPLES)
+    reason = ""
     try:
-        ids = decode_ids(objects.get(SAMPLES), SAMPLES)
-    except (ManifestError, FileNotFoundError) as error:
-        yield Problem(SAMPLES, str(error), run.run_id)
-        return
-    digests = [ids_digest(ids[commit.start : commit.stop]) for commit in commits]
-    wrong = [
-        c.block for c, d in zip(commits, digests, strict=True) if d != c.ids_sha256
-    ]
-    if wrong or len(ids) != run.layout.num_rows or len(set(ids)) != len(ids):
-        reason = f"its ids are not those that were committed (blocks {wrong[:5]})"
+        record = read_samples_record(objects, run)
+        if len(data) != record.nbytes:
+            reason = f"it has {len(data)} bytes, not {record.nbytes}"
+        elif deep and encoded_bytes(data).content != record.content:
+            reason = "it is not the table that was recorded"
+        elif deep:
+            ids = decode_ids(data, SAMPLES)
+            digests = [ids_digest(ids[c.start : c.stop]) for c in commits]
+            if digests != [c.ids_sha256 for c in commits]:
+                reason = "its ids are not those that were committed"
+    except ManifestError as error:
+        reason = str(error)
+    if reason:
         yield Problem(SAMPLES, reason, run.run_id)
 
 

@@ -53,7 +53,7 @@ class StoreWriter:
         }
         self._lock = threading.Lock()
         self._table: tuple[list[str], list[str]] | None = None
-        self._joins_finished_store = objects.size(SAMPLES) is not None
+        self._joins_finished_store = bool(objects.size(SAMPLES))
 
     @property
     def url(self) -> str:

@@ -10,7 +10,7 @@ from torchlens.storage.layer_paths import assign_paths
 
 SAFE = set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-~")
 NAMES = st.text(
-    st.characters(codec="utf-8"), min_size=1, max_size=40
+    st.characters(codec="utf-8"), min_size=1, max_size=16
 ) | st.sampled_from(["..", ".", "a/b", "../../etc", "a:2", 'h["x"]', "lstm[0]", "~"])
 
 

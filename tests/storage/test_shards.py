@@ -15,6 +15,7 @@ from torchlens.storage.checksums import ids_digest, join_crc32c
 from torchlens.storage.dtypes import SUPPORTED, carrier
 from torchlens.storage.shards import (
     ArrayFormat,
+    ShardDamage,
     check_shard,
     encode_shard,
     parse_format,
@@ -72,7 +73,10 @@ def test_encoded_shards_equal_those_of_zarr(
         start, stop = form.rows_of(shard)
         theirs = encode_with_zarr(documents, "x", start, rows[start:stop])
         assert joined(form, rows[start:stop]) == theirs
-        assert check_shard(form, theirs, shard) is None
+        assert (
+            check_shard(form, theirs, shard)
+            == encode_shard(form, rows[start:stop]).content
+        )
 
 
 def test_any_flipped_bit_is_noticed() -> None:
@@ -81,20 +85,32 @@ def test_any_flipped_bit_is_noticed() -> None:
     for bit in np.random.default_rng(1).integers(0, 8 * len(data), 200):
         damaged = bytearray(data)
         damaged[bit // 8] ^= 1 << (bit % 8)
-        assert check_shard(form, bytes(damaged), 0) is not None, bit
+        with pytest.raises(ShardDamage):
+            check_shard(form, bytes(damaged), 0)
 
 
 @pytest.mark.parametrize("length", [0, 1, 50, -1])
 def test_a_cut_shard_is_noticed(length: int) -> None:
     form = parse_format(documents_of("float32", (5,))["x/zarr.json"], "x")
     data = joined(form, rows_of("float32", (5,))[:8])
-    assert check_shard(form, data[:length], 0) is not None
+    with pytest.raises(ShardDamage):
+        check_shard(form, data[:length], 0)
 
 
 def test_a_shard_that_lacks_a_chunk_is_noticed() -> None:
     form = parse_format(documents_of("float32", (5,))["x/zarr.json"], "x")
     data = joined(form, rows_of("float32", (5,))[:4])
-    assert check_shard(form, data, 0) == "chunks are absent from it"
+    with pytest.raises(ShardDamage, match="chunks are absent from it"):
+        check_shard(form, data, 0)
+
+
+def test_content_tells_shards_apart_where_crc32c_cannot() -> None:
+    """Each part ends in its own crc32c, so the crc32c of the whole is a constant."""
+    form = parse_format(documents_of("float32", (5,))["x/zarr.json"], "x")
+    first, second = rows_of("float32", (5,))[:8], rows_of("float32", (5,))[8:16]
+    one, two = encode_shard(form, first), encode_shard(form, second)
+    assert one.crc32c == two.crc32c
+    assert one.content != two.content
 
 
 def test_keys_follow_the_documents_encoding() -> None:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchlens.storage import ArraySpec, RunSpec, StoreWriter, open_run
+from torchlens.storage.sample_table import encode_part
 
 NUM_ROWS = 150
 ARRAYS = {
@@ -72,6 +73,8 @@ def main() -> None:
     parser.add_argument("url")
     parser.add_argument("--pause", type=float, default=0.0)
     args = parser.parse_args()
+    encode_part(0, ["x"], {})  # imports pyarrow and pandas, which takes long
+
     with open_run(args.url, make_spec()) as writer:
         print("started", flush=True)
         write_all(writer, args.pause)
