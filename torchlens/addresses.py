@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from .errors import SelectorError
 from .graph import Graph, Site
 from .labels import format_path, match_suffix, parse_path
+from .model_access import plain_name
 from .near_misses import listed, nearest, unknown_name
 from .records import ModuleCall, ModuleRecord, OpRecord, Path
 from .stand_ins import stand_in_ops
@@ -99,6 +100,7 @@ def find_place(graph: Graph, text: str) -> Place | None:
     a submodule and a child named "a:1" stays reachable.  "self.layer1" is "layer1",
     spelt so that it cannot be taken for a label.
     """
+    text = plain_name(text)
     for end in range(len(text), 0, -1):
         module = graph.module_at(text[:end])
         if module is None:

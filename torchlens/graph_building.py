@@ -9,6 +9,7 @@ from torch import nn
 from .capture_state import CaptureState, OpenCall, RawCall, RawNode
 from .flops import Shape, flops_of
 from .graph import Graph
+from .model_access import original_module
 from .records import (
     ArgRef,
     BufferRecord,
@@ -45,7 +46,7 @@ class ModelNames:
                     self._buffers[id(value)] = value, [prefix + attribute]
 
     def _walk(self, module: nn.Module, address: str, above: set[nn.Module]) -> None:
-        """Visit `module` and what is below it; torch's own walk is many times slower."""
+        """Visit `module` and all below it; torch's own walk is many times slower."""
         self.modules.setdefault(module, []).append(address or "self")
         prefix = f"{address}." if address else ""
         params = _add_names(self._params, module._parameters, prefix)
@@ -54,7 +55,8 @@ class ModelNames:
         above.add(module)
         for name, child in module._modules.items():
             if child is not None and child not in above:
-                self._walk(child, prefix + name, above)
+                # As if it were not compiled: its code is what runs.
+                self._walk(original_module(child), prefix + name, above)
         above.discard(module)
 
     @property

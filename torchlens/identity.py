@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .model_access import original_module, plain_name
 from .structures import format_path, leaves
 
 _PIECE_BYTES = 64 << 20
@@ -54,8 +55,10 @@ def config_digest(model: nn.Module) -> str:
     """Return a digest of what modules the model has and how each is set."""
     lines = [
         # Sizes and settings such as strides and eps stand in extra_repr alone.
-        f"{name}:{type(module).__qualname__}({module.extra_repr()}){_scalars(module)}"
+        f"{plain_name(name)}:{type(module).__qualname__}({module.extra_repr()})"
+        f"{_scalars(module)}"
         for name, module in model.named_modules()
+        if module is original_module(module)
     ]
     lines.append(json.dumps(_settings(model), sort_keys=True, default=_stable))
     return digest_text("\n".join(lines))
@@ -80,11 +83,13 @@ def digest_text(text: str) -> str:
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
-    found: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
-    found |= model.named_buffers(remove_duplicate=False)
+    found: dict[str, Tensor] = {}
+    for names in (model.named_parameters, model.named_buffers):
+        for name, tensor in names(remove_duplicate=False):
+            found[plain_name(name)] = tensor
     # Quantised modules keep their weights in objects that only state_dict opens.
     for path, tensor in leaves(model.state_dict()):
-        name = f"{path[0]}{format_path(path[1:])}"
+        name = f"{plain_name(str(path[0]))}{format_path(path[1:])}"
         found.setdefault(name, tensor)
     return found
 

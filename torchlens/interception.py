@@ -17,6 +17,7 @@ from .catches import Catch, Halt, Receive, Relay
 from .errors import CaptureError, PlanError
 from .guards import CompositeGuards
 from .hooks import Found, install_module_catches
+from .model_access import original_module
 from .run_modes import RunModes
 
 __all__ = ["Interception"]
@@ -113,7 +114,7 @@ class Interception:
         if address == "self":
             return self._model
         try:
-            return self._model.get_submodule(address)
+            return original_module(self._model.get_submodule(address))
         except AttributeError as error:
             raise PlanError(
                 f"The plan catches a tensor in the module {address!r}, but "

@@ -8,7 +8,9 @@ from torch import nn
 
 from .errors import ModelError
 
-__all__ = ["compiler_is_loaded", "unwrap_model"]
+_WRAPPED = "_orig_mod"  # what torch.compile calls the module inside its wrapper
+
+__all__ = ["compiler_is_loaded", "original_module", "plain_name", "unwrap_model"]
 
 
 def unwrap_model(model: Any) -> nn.Module:
@@ -40,10 +42,8 @@ def unwrap_model(model: Any) -> nn.Module:
             )
         if isinstance(model, nn.parallel.DistributedDataParallel):
             model = model.module
-        elif type(model).__name__ == "OptimizedModule" and "_orig_mod" in vars(
-            model
-        ).get("_modules", {}):
-            model = model._modules["_orig_mod"]
+        elif model is not original_module(model):
+            model = original_module(model)
         else:
             break
         assert isinstance(model, nn.Module)
@@ -68,6 +68,24 @@ def _refuse_meta(model: nn.Module) -> None:
 def _is_offloaded(model: nn.Module) -> bool:
     """Return whether accelerate brings the weights in during the forward."""
     return any(hasattr(module, "_hf_hook") for module in model.modules())
+
+
+def original_module(module: nn.Module) -> nn.Module:
+    """Return what a wrapper of `torch.compile` holds, and other modules as they are."""
+    # Importing the wrapper's class takes a second.
+    while type(module).__name__ == "OptimizedModule":
+        inner = module._modules.get(_WRAPPED)
+        if inner is None:
+            break
+        module = inner
+    return module
+
+
+def plain_name(name: str) -> str:
+    """Return a dotted name as it is without the wrappers of `torch.compile`."""
+    if _WRAPPED not in name:
+        return name
+    return ".".join(step for step in name.split(".") if step != _WRAPPED)
 
 
 def compiler_is_loaded() -> bool:

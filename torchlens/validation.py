@@ -15,6 +15,7 @@ from torch import nn
 from .call_conditions import CallConditions, uncast
 from .graph import Graph
 from .guards import CompositeGuards
+from .model_access import plain_name
 from .model_state import eager_and_unfused, preserved_randomness
 from .records import ArgRef, OpRecord, Path
 from .structures import format_path, get_at, leaves, map_tensors, parse_path
@@ -188,11 +189,13 @@ class _Check:
 
 
 def _named_tensors(model: nn.Module, graph: Graph) -> dict[str, torch.Tensor]:
-    tensors = dict(model.named_parameters(remove_duplicate=False))
-    named: dict[str, torch.Tensor] = {**tensors}
+    named: dict[str, torch.Tensor] = {
+        plain_name(name): tensor
+        for name, tensor in model.named_parameters(remove_duplicate=False)
+    }
     named |= {
         # A forward in training mode writes running statistics while it reads them.
-        name: buffer.detach().clone() if graph.training else buffer
+        plain_name(name): buffer.detach().clone() if graph.training else buffer
         for name, buffer in model.named_buffers(remove_duplicate=False)
     }
     for name in graph.buffers:
