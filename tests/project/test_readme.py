@@ -59,6 +59,32 @@ def test_no_line_is_a_machine_path(readme: str) -> None:
     assert not re.search(r"(?<![\w.])/(home|root|work|tmp|Users)/", readme)
 
 
+def test_names_of_the_face_exist(readme: str) -> None:
+    import torchlens
+
+    named = set(re.findall(r"\btl\.(\w+)", readme))
+    assert len(named) >= 8
+    assert named <= set(torchlens.__all__)
+
+
+def test_exit_codes_are_those_of_the_command(readme: str) -> None:
+    shown = subprocess.run(
+        [sys.executable, "-m", "torchlens", "--help"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    ).stdout
+    codes = re.findall(r"^ +(\d+)  ", shown.partition("exit codes:")[2], re.MULTILINE)
+    assert len(codes) >= 5
+    assert re.findall(r"^\| (\d+) \|", readme, re.MULTILINE) == codes
+
+
+def test_links_lead_to_files(readme: str, project_root: Path) -> None:
+    targets = re.findall(r"\]\(([^)#:]+)\)", readme)
+    assert targets
+    assert [name for name in targets if not (project_root / name).is_file()] == []
+
+
 def test_blocks_run_in_order(
     blocks: list[Block],
     project_root: Path,
