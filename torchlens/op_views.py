@@ -233,22 +233,23 @@ class Op:
         ]
         where = f"{self.source}" + (f": {self.source.text}" if self.source.text else "")
         cost = f"{counted(record.flops)} FLOPs, {timed(record.duration_seconds)}"
-        return _page(
-            f"{record.kind.capitalize()} {self.label}",
-            [
-                ("output", f"{shaped(spec.shape)} {spec.dtype} on {spec.device}"),
-                ("bytes", sized(spec.nbytes)),
-                ("saved", "yes" if self.is_saved else "no"),
+        pairs = [
+            ("output", f"{shaped(spec.shape)} {spec.dtype} on {spec.device}"),
+            ("bytes", sized(spec.nbytes)),
+            ("saved", "yes" if self.is_saved else "no"),
+            ("parents", ", ".join(self.parents) or "none"),
+            ("children", ", ".join(self.children) or "none"),
+        ]
+        if record.kind == "op":
+            pairs += [
                 ("call", ", ".join([call, *notes])),
                 ("pass", f"{self.pass_index} of {self.num_passes}"),
                 ("module", " > ".join(self.module_calls)),
-                ("parents", ", ".join(self.parents) or "none"),
-                ("children", ", ".join(self.children) or "none"),
                 ("params", ", ".join(self.params) or "none"),
                 ("cost", cost),
                 ("source", where),
-            ],
-        )
+            ]
+        return _page(f"{record.kind.capitalize()} {self.label}", pairs)
 
 
 FACTS = frozenset(

@@ -1,7 +1,7 @@
 """The grammar of labels, addresses and paths, as text."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchlens.errors import SelectorError
@@ -31,6 +31,7 @@ components = st.text(
 addresses = st.lists(components, min_size=1, max_size=5).map(".".join)
 
 
+@settings(deadline=None)
 @given(op_types, numbers, st.none() | numbers, st.none() | numbers)
 def test_label_reads_back_as_written(
     kind: str, k: int, n: int | None, p: int | None
@@ -41,6 +42,7 @@ def test_label_reads_back_as_written(
     assert str(ref) == f"{kind}_{k}{step}" + ("" if p is None else f":{p}")
 
 
+@settings(deadline=None)
 @given(st.sampled_from(BOUNDARY_TYPES), numbers)
 def test_boundary_label_reads_back_as_written(kind: str, k: int) -> None:
     ref = parse_label(f"{kind}_{k}")
@@ -48,17 +50,20 @@ def test_boundary_label_reads_back_as_written(kind: str, k: int) -> None:
     assert ref.is_boundary and str(ref) == f"{kind}_{k}"
 
 
+@settings(deadline=None)
 @given(st.text())
 def test_label_grammar_takes_a_text_whole_or_not_at_all(text: str) -> None:
     ref = match_label(text)
     assert ref is None or str(ref) == text
 
 
+@settings(deadline=None)
 @given(paths)
 def test_path_reads_back_as_written(path: tuple[str | int, ...]) -> None:
     assert parse_path(format_path(path)) == path
 
 
+@settings(deadline=None)
 @given(addresses, st.none() | numbers, paths)
 def test_address_reads_back_as_written(
     address: str, call: int | None, path: tuple[str | int, ...]
@@ -141,6 +146,7 @@ def test_type_is_the_function_name_without_underscores(
     assert normalise_type(func_name) == expected
 
 
+@settings(deadline=None)
 @given(st.from_regex(r"[a-z_][a-z0-9_]{0,20}", fullmatch=True))
 def test_type_of_any_function_fits_the_label_grammar(func_name: str) -> None:
     kind = normalise_type(func_name)

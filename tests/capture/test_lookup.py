@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -458,6 +458,7 @@ parts = st.text("ab1_", min_size=1, max_size=3)
 dotted = st.lists(parts, min_size=1, max_size=4).map(".".join)
 
 
+@settings(deadline=None)
 @given(dotted)
 def test_glob_without_wildcards_matches_itself_alone(address: str) -> None:
     pattern = compile_glob(address)
@@ -467,6 +468,7 @@ def test_glob_without_wildcards_matches_itself_alone(address: str) -> None:
     )
 
 
+@settings(deadline=None)
 @given(st.lists(parts, min_size=2, max_size=4), st.data())
 def test_glob_star_replaces_one_component(
     names: list[str], data: st.DataObject
@@ -477,6 +479,7 @@ def test_glob_star_replaces_one_component(
     assert not pattern.fullmatch(".".join([*names[:index], "x.y", *names[index + 1 :]]))
 
 
+@settings(deadline=None)
 @given(st.lists(parts, max_size=3), parts)
 def test_glob_double_star_replaces_any_number_of_components(
     names: list[str], last: str

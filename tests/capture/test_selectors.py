@@ -530,24 +530,28 @@ def sites(selector: Selector) -> tuple[object, ...]:
         return ()
 
 
+@settings(deadline=None)
 @given(selectors, selectors)
 def test_and_and_or_commute(a: Selector, b: Selector) -> None:
     assert sites(a & b) == sites(b & a)
     assert sites(a | b) == sites(b | a)
 
 
+@settings(deadline=None)
 @given(selectors, selectors, selectors)
 def test_and_and_or_are_associative(a: Selector, b: Selector, c: Selector) -> None:
     assert sites((a & b) & c) == sites(a & (b & c))
     assert sites((a | b) | c) == sites(a | (b | c))
 
 
+@settings(deadline=None)
 @given(selectors, selectors)
 def test_de_morgan_holds(a: Selector, b: Selector) -> None:
     assert sites(~(a & b)) == sites(~a | ~b)
     assert sites(~(a | b)) == sites(~a & ~b)
 
 
+@settings(deadline=None)
 @given(selectors, selectors)
 def test_difference_is_intersection_with_the_complement(
     a: Selector, b: Selector
@@ -555,6 +559,7 @@ def test_difference_is_intersection_with_the_complement(
     assert sites(a - b) == sites(a & ~b)
 
 
+@settings(deadline=None)
 @given(selectors, selectors, selectors)
 def test_and_distributes_over_or_and_or_over_and(
     a: Selector, b: Selector, c: Selector
@@ -564,6 +569,7 @@ def test_and_distributes_over_or_and_or_over_and(
     assert picked(left) == picked(right)
 
 
+@settings(deadline=None)
 @given(selectors)
 def test_doubling_and_complement_laws(a: Selector) -> None:
     assert sites(a & a) == sites(a) == sites(a | a)
@@ -572,13 +578,14 @@ def test_doubling_and_complement_laws(a: Selector) -> None:
     assert picked(a | ~a) >= picked(everything())
 
 
+@settings(deadline=None)
 @given(selectors, selectors)
 def test_absorption_holds_for_tensors(a: Selector, b: Selector) -> None:
     assert picked(a | (a & b)) == picked(a, b) == picked(a & (a | b))
 
 
+@settings(deadline=None)
 @given(selectors)
-@settings(max_examples=50)
 def test_any_expression_prints_stores_and_orders(a: Selector) -> None:
     scope = {"torch": torch, **globals()}
     assert eval(repr(a), scope) == a
