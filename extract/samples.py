@@ -78,6 +78,19 @@ class _Reiterable(IterableDataset[Any]):
         return iter(self._iterable)
 
 
+class _ReadOnlyRows(Dataset[torch.Tensor]):
+    """Rows of an array that torch cannot share memory with, such as a mapped file."""
+
+    def __init__(self, array: np.ndarray[Any, Any]) -> None:
+        self.array = array
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    def __getitem__(self, row: int) -> torch.Tensor:
+        return torch.from_numpy(np.array(self.array[row]))
+
+
 def open_source(
     dataset: object,
     *,
@@ -125,6 +138,8 @@ def _open_items(
 ) -> Source:
     if isinstance(dataset, torch.Tensor | np.ndarray):
         _check_array(dataset)
+        if isinstance(dataset, np.ndarray) and not dataset.flags.writeable:
+            dataset = _ReadOnlyRows(dataset)
     elif isinstance(dataset, IterableDataset):
         return _open_stream(dataset, collate, options, batch_size)
     elif isinstance(dataset, Mapping):
@@ -230,10 +245,11 @@ def _open_loader(
 def _check_sampler(
     sampler: Sampler[int] | Iterable[int], dataset: Dataset[Any]
 ) -> None:
-    if type(sampler) is SequentialSampler:
+    length = _length(dataset)
+    if type(sampler) is SequentialSampler and _length(sampler) == length:
         return
     if type(sampler) is RandomSampler and not sampler.replacement:
-        if sampler.num_samples == _length(dataset):
+        if sampler.num_samples == _length(sampler.data_source) == length:
             warnings.warn(
                 "The DataLoader shuffles; that is ignored, since row i of the store "
                 "is item i of the dataset.",

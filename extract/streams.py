@@ -1,6 +1,7 @@
 """Iterable datasets: counted, and checked for items that workers repeat."""
 
 import dataclasses
+from collections import Counter
 
 from torchlens.errors import DataError
 
@@ -11,6 +12,8 @@ from .samples import Source
 __all__ = ["CountedStream", "count_stream"]
 
 _COMPARED_ROUNDS = 4
+# Up to here every item is digested, so that repeats show in whatever order they come.
+_COMPARED_ITEMS = 1 << 16
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -29,29 +32,42 @@ def count_stream(source: Source) -> CountedStream:
     one pass without the model comes first.
 
     Raises:
-        DataError: If it is empty, or if its workers repeat each other's items.
+        DataError: If it is empty, has another number of items than it says, or if its
+            workers repeat each other's items.
     """
     workers = max(1, source.options.num_workers)
+    compared = _COMPARED_ITEMS if workers > 1 else _COMPARED_ROUNDS
     digests: list[str] = []
     first: list[object] = []
     count = 0
     for item in stream_items(source):
-        if count < _COMPARED_ROUNDS * workers:
+        if count < compared:
             digests.append(digest_item(item))
         if len(first) < _COMPARED_ROUNDS:
             first.append(item)
         count += 1
     if count == 0:
         raise DataError("The iterable dataset has no items; nothing can be extracted.")
-    _check_workers(digests, workers)
+    _check_workers(digests, workers, seen_all=len(digests) == count)
+    if source.num_rows not in (None, count):
+        raise DataError(
+            f"The iterable dataset says it has {source.num_rows} items, but gives "
+            f"{count}. Mend its __len__ or its __iter__; it may also have none."
+        )
     counted = dataclasses.replace(source, num_rows=count)
-    return CountedStream(counted, digest_ids(digests), tuple(first))
+    fingerprint = digest_ids(digests[: _COMPARED_ROUNDS * workers])
+    return CountedStream(counted, fingerprint, tuple(first))
 
 
-def _check_workers(digests: list[str], workers: int) -> None:
-    rounds = [digests[at : at + workers] for at in range(0, len(digests), workers)]
+def _check_workers(digests: list[str], workers: int, *, seen_all: bool) -> None:
+    if workers == 1:
+        return
+    first = digests[: _COMPARED_ROUNDS * workers]
+    rounds = [first[at : at + workers] for at in range(0, len(first), workers)]
     whole = [names for names in rounds if len(names) == workers]
-    if workers > 1 and whole and all(len(set(names)) == 1 for names in whole):
+    in_step = bool(whole) and all(len(set(names)) == 1 for names in whole)
+    shuffled = seen_all and all(n % workers == 0 for n in Counter(digests).values())
+    if in_step or shuffled:
         raise DataError(
             f"The iterable dataset is read by {workers} workers and every one gives "
             f"the same items, so each row would come {workers} times. Split the items "
