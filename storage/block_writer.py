@@ -10,16 +10,17 @@ from numpy.typing import NDArray
 from torchlens.errors import DataError, ManifestError, StoreError
 
 from .checksums import ids_digest
-from .dtypes import as_carrier, carrier, fill_value
-from .manifest import CommitRecord, ObjectRecord, dump, parse_commit
+from .dtypes import as_carrier, carrier
+from .manifest import CommitRecord, ObjectRecord, parse_commit
+from .run_record import dump
 from .run_spec import as_json
 from .shards import (
-    ArrayFormat,
     Encoded,
     ShardDamage,
+    empty_rows_of,
     encode_shard,
     encoded_bytes,
-    parse_index,
+    is_fill,
 )
 
 if TYPE_CHECKING:
@@ -205,7 +206,7 @@ class BlockWriter:
             return ours
         if form.plain and theirs.content != ours.content:
             # A row the other could not compute stays empty: say so in the record.
-            lost = _only_fill(form, data, shard) & ~_is_fill(form, rows)
+            lost = empty_rows_of(form, data, shard) & ~is_fill(form, rows)
             start, _ = form.rows_of(shard)
             self._lost |= {start + int(row) for row in np.flatnonzero(lost)}
         return theirs
@@ -284,25 +285,6 @@ class BlockWriter:
             f"{self.stop - 1}. The dataset does not come in the same order each time: "
             "give it a fixed order, then extract again with overwrite=True."
         )
-
-
-def _is_fill(form: ArrayFormat, rows: NDArray[Any]) -> NDArray[np.bool_]:
-    """Return for each row whether it holds nothing but the fill value."""
-    item = fill_value(form.dtype).reshape(1).view(np.uint8)
-    view = rows.reshape(len(rows), -1).view(np.uint8)
-    filled: NDArray[np.bool_] = (view.reshape(len(rows), -1, item.size) == item).all(
-        axis=(1, 2)
-    )
-    return filled
-
-
-def _only_fill(form: ArrayFormat, data: bytes, shard: int) -> NDArray[np.bool_]:
-    index = parse_index(form, data[-form.index_bytes :], shard)
-    size = form.chunk_rows * form.row_bytes
-    raw = b"".join(data[offset : offset + size] for offset, _ in index)
-    start, stop = form.rows_of(shard)
-    rows = np.frombuffer(raw, carrier(form.dtype)).reshape(-1, *form.row_shape)
-    return _is_fill(form, rows[: stop - start])
 
 
 def _sizes(shape: Sequence[int]) -> str:

@@ -12,19 +12,14 @@ from torchlens.errors import DataError, ManifestError, StoreError
 
 from .checksums import ids_digest
 from .manifest import (
-    GROUP,
-    ROOT_METADATA,
-    SAMPLES,
     CommitRecord,
     ObjectRecord,
-    RunRecord,
-    dump,
-    load,
     parse_commit,
     read_commit,
     read_object,
 )
 from .objects import ObjectStore, missing_object
+from .run_record import GROUP, ROOT_METADATA, SAMPLES, RunRecord, dump, load
 from .runs import read_runs
 from .shards import encoded_bytes
 

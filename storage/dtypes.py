@@ -57,7 +57,8 @@ def native(name: str) -> np.dtype[Any]:
         return np.dtype(name)
     from ml_dtypes import bfloat16
 
-    return np.dtype(bfloat16)
+    dtype: np.dtype[Any] = np.dtype(bfloat16)
+    return dtype
 
 
 def fill_value(name: str) -> np.ndarray[Any, Any]:

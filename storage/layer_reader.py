@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torchlens.errors import DataError
 
 from .dtypes import carrier, empty_rows, native
-from .manifest import RunRecord
+from .run_record import RunRecord
 from .shard_reader import open_reader
 
 if TYPE_CHECKING:
@@ -129,7 +129,8 @@ class LayerReader:
             return self._read_slice(key)
         if _is_integer(key):
             position = self._checked(np.array([int(key)], np.int64))
-            return self._read_positions(position)[0]
+            row: NDArray[Any] = self._read_positions(position)[0]
+            return row
         return self._read_positions(self._positions(key))
 
     def numpy(self) -> NDArray[Any]:

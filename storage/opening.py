@@ -7,8 +7,8 @@ from typing import Any
 from torchlens.errors import StoreError, TorchLensWarning
 
 from .consolidate import committed_blocks
-from .manifest import GROUP, ORDER, ROOT_METADATA, SAMPLES
 from .objects import Location, ObjectStore, open_objects, refuses_second_put
+from .run_record import GROUP, ORDER, ROOT_METADATA, SAMPLES
 from .run_spec import RunSpec
 from .runs import is_store, join_or_create, read_runs
 from .store import Store

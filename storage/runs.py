@@ -15,7 +15,8 @@ from torchlens.errors import ManifestError, ResumeError, StoreError
 from .checksums import sha256_hex
 from .layer_paths import assign_paths
 from .layout import plan_layout
-from .manifest import (
+from .objects import ObjectStore
+from .run_record import (
     GROUP,
     ORDER,
     SAMPLES,
@@ -25,7 +26,6 @@ from .manifest import (
     parse_run,
     run_document,
 )
-from .objects import ObjectStore
 from .run_spec import ArraySpec, RunSpec, differences
 
 

@@ -16,8 +16,8 @@ from torchlens.errors import StoreError
 
 from .checksums import crc32c
 from .dtypes import empty_rows
-from .manifest import GROUP, RunRecord
 from .objects import ObjectStore, missing_object
+from .run_record import GROUP, RunRecord
 from .shards import ArrayFormat, ShardDamage, parse_index
 
 _CRC_BYTES = 4

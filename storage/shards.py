@@ -237,6 +237,24 @@ def check_shard(form: ArrayFormat, data: bytes, shard: int) -> str:
     return rows_digest(rows_crc)
 
 
+def is_fill(form: ArrayFormat, rows: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return for each row whether it holds nothing but the fill value."""
+    item = fill_value(form.dtype).reshape(1).view(np.uint8)
+    view = np.ascontiguousarray(rows).reshape(-1).view(np.uint8)
+    filled = (view.reshape(len(rows), -1, item.size) == item).all(axis=(1, 2))
+    return np.asarray(filled)
+
+
+def empty_rows_of(form: ArrayFormat, data: bytes, shard: int) -> NDArray[np.bool_]:
+    """Return for each row of a sound plain shard whether it holds only fill."""
+    index = parse_index(form, data[-form.index_bytes :], shard)
+    size = form.chunk_rows * form.row_bytes
+    raw = b"".join(data[offset : offset + size] for offset, _ in index)
+    start, stop = form.rows_of(shard)
+    rows = np.frombuffer(raw, carrier(form.dtype)).reshape(-1, *form.row_shape)
+    return is_fill(form, rows[: stop - start])
+
+
 def _padded(chunk: NDArray[np.uint8], nbytes: int, dtype: str) -> NDArray[np.uint8]:
     fill = fill_value(dtype).reshape(1)
     missing = (nbytes - chunk.size) // fill.itemsize

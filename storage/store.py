@@ -10,8 +10,9 @@ from torchlens.errors import DataError
 
 from .consolidate import read_commits
 from .layer_reader import LayerReader
-from .manifest import GROUP, SAMPLES, VERSION, CommitRecord
+from .manifest import CommitRecord
 from .objects import ObjectStore
+from .run_record import GROUP, SAMPLES, VERSION
 from .runs import KnownRun
 from .verify import VerifyReport, verify_runs
 

@@ -13,15 +13,9 @@ from .consolidate import (
     read_samples_record,
     root_document,
 )
-from .manifest import (
-    GROUP,
-    ROOT_METADATA,
-    SAMPLES,
-    CommitRecord,
-    ObjectRecord,
-    RunRecord,
-)
+from .manifest import CommitRecord, ObjectRecord
 from .objects import ObjectStore
+from .run_record import GROUP, ROOT_METADATA, SAMPLES, RunRecord
 from .runs import KnownRun
 from .shards import ShardDamage, encoded_bytes
 

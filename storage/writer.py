@@ -15,8 +15,8 @@ from torchlens.errors import DataError
 from .block_writer import BlockWriter
 from .consolidate import committed_blocks, consolidate
 from .layout import Layout
-from .manifest import SAMPLES, RunRecord
 from .objects import ObjectStore
+from .run_record import SAMPLES, RunRecord
 from .run_spec import ArraySpec
 
 if TYPE_CHECKING:
