@@ -104,16 +104,17 @@ class ModuleType(Leaf):
     kind: ClassVar[str] = "module_type"
 
     def pick(self, graph: Graph) -> Picks:
-        """Return the output sites by node; modules that were not called have none."""
-        return _by_node(
-            tuple(
-                graph.output_site(call, leaf)
-                for module in graph.modules.values()
-                if self._is_class(module)
-                for call in graph.calls_of(module.address)
-                for leaf in call.outputs
-            )
-        )
+        """Return the output sites by node, as the modules' addresses would give them.
+
+        Modules that never ran have none.
+        """
+        sites: list[Site] = []
+        for module in filter(self._is_class, graph.modules.values()):
+            try:
+                sites.extend(output_sites(graph, Place(module.address, module)))
+            except SelectorError:
+                continue
+        return _by_node(tuple(sites))
 
     def _is_class(self, module: ModuleRecord) -> bool:
         """Compare whole dotted names, or the last part when only that was given."""

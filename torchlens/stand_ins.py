@@ -96,15 +96,38 @@ def _reason(graph: Graph, module: ModuleRecord, readers: tuple[OpRecord, ...]) -
             f"{listed(inside, 3)}. Name those, or write "
             f'"{module.address}.*", or tl.in_module({module.address!r}) for the ops.'
         )
+    sharing = [
+        address
+        for address, other in graph.modules.items()
+        if graph.calls_of(address) and not set(module.params).isdisjoint(other.params)
+    ]
+    if sharing:
+        return (
+            f"{start}: its parameters are tied to those of {listed(sharing, 3)}, which "
+            f"ran instead. Ask for {sharing[0]!r}."
+        )
+    if "ScriptModule" in module.type_name:
+        return (
+            f"{start}: it is TorchScript, whose calls and ops run outside Python and "
+            "cannot be seen. Use the eager module it was made from."
+        )
+    why = "no op read its parameters" if module.params else "has no parameters"
     return (
-        f"{start}, and no op read its parameters: this input took another way. "
-        "Choose a module that runs, or trace with an input (and train or eval mode) "
-        "that reaches it."
+        f"{start}, and {why}: this input took another way{_gap(graph)}. Choose a "
+        "module that runs, or trace with an input (and train or eval mode) that "
+        "reaches it."
     )
 
 
+def _gap(graph: Graph) -> str:
+    """Return that code which cannot be seen may have done the work, if there is any."""
+    return "" if graph.complete else f", or unseen code did its work ({graph.gaps[0]})"
+
+
 def _read_elsewhere(graph: Graph, readers: tuple[OpRecord, ...]) -> str:
-    first = readers[0]
+    # What only prepares a weight (a cast, a transpose) is of no use to the caller.
+    with_data = [op for op in readers if op.parents]
+    first = with_data[0] if with_data else readers[-1]
     where = graph.module_calls[first.module_call].address
     frames = graph.frames(first)
     line = f" ({frames[-1].file}:{frames[-1].line})" if frames else ""
