@@ -269,9 +269,11 @@ class _Gathering:
             if "constants" in self._allow:
                 self._notes.append(f"{name!r} is a constant: every row is the same")
                 return proof.layout
+            part = self._catches[self._names.index(name)].key.path
+            other = "Name the other parts of this output" if part else "Choose another"
             raise PlanError(
                 f"The site {name!r} has no batch axis: {proof.detail}, and its values "
-                "do not change with the samples. Choose another site, or pass "
+                f"do not change with the samples. {other}, or pass "
                 'allow=("constants",) to keep the same row for every sample.'
             )
         if proof.kind == "mixing":
