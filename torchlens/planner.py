@@ -1,7 +1,7 @@
 """Makes a plan: traces once, then proves on small batches what every site will do."""
 
 import inspect
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,6 +19,7 @@ from .lookup import Layers, resolve_layers
 from .model_access import unwrap_model
 from .model_inputs import ModelInputs, as_inputs
 from .model_state import preserved_randomness, preserved_state
+from .near_misses import listed
 from .plan_fit import python_version
 from .plans import CapturePlan, SitePlan
 from .probe import OtherPathError, Probe, preserved_tensors
@@ -100,7 +101,11 @@ def plan(
         weight_bytes=_weight_bytes(module),
         activation_bytes=_activation_bytes(graph) // batch.num_samples(batch_axis),
         checks=evidence.checks,
-        notes=(*evidence.notes, *study.notes),
+        notes=(
+            *evidence.notes,
+            *study.notes,
+            *_alias_notes(graph, study.sites.values()),
+        ),
     )
 
 
@@ -242,6 +247,16 @@ def _site_plans(
             )
         )
     return tuple(plans)
+
+
+def _alias_notes(graph: Graph, sites: Iterable[Site]) -> list[str]:
+    """Say which of the planned modules can be reached under several addresses."""
+    planned = dict.fromkeys(site.address for site in sites if site.address is not None)
+    return [
+        f"{listed((address, *graph.modules[address].aliases))} are one module"
+        for address in planned
+        if graph.modules[address].aliases
+    ]
 
 
 def _graph_digest(graph: Graph, last: int) -> str:
