@@ -30,11 +30,11 @@ from .code_digest import digest_code
 from .fingerprints import describe_callable, fingerprint_rows
 from .loading import BatchMaker, Failure, read_items
 from .model_call import InputRule, Inputs, make_input_rule, read_signature
-from .sample_ids import make_id_rule, make_metadata
+from .sample_ids import Metadata, make_id_rule, make_metadata
 from .samples import Source, open_source
 from .streams import count_stream
 
-__all__ = ["DataOptions", "Job", "make_job"]
+__all__ = ["DataOptions", "Job", "example_inputs", "make_job"]
 
 _EXAMPLE_ROWS = 3
 _TRIED_ROWS = 20
@@ -184,6 +184,19 @@ def make_job(
             "python": plan.python_version,
         },
     )
+
+
+def example_inputs(
+    model: nn.Module, dataset: object, transform: Any, inputs: Inputs
+) -> ModelInputs:
+    """Return what the model is given for the first items of a dataset."""
+    source, pairs, _ = _look_at(open_source(dataset, transform=transform), "given")
+    ids = make_id_rule(None, source, pairs[0][1], Metadata())
+    signature = read_signature(unwrap_model(model))
+    dropped = frozenset([ids.key] if ids.key else [])
+    batch = BatchMaker(source.collate, ids, Metadata(), dropped - signature.names)
+    example = batch(pairs).inputs
+    return make_input_rule(example, signature, inputs, dropped).apply(example)
 
 
 def _look_at(

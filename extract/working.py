@@ -175,7 +175,7 @@ class _Worker:
             if rows.stop == block.stop:
                 facts.seconds = time.monotonic() - began
             self._runner.run(batch, open_block, self._filler)
-            for name in self._runner.replayer.missing:
+            for name in self._runner.replayer.missing if batch.rows else ():
                 known = self._result.missing_rows.get(name, 0)
                 self._result.missing_rows[name] = known + len(batch.rows)
             self._result.rows += len(batch.rows)

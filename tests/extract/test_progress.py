@@ -22,6 +22,7 @@ DONE = RunSummary(
     writer_seconds=3.0,
     wall_seconds=10.0,
     skipped_ids=(),
+    missing_rows={},
     counts={},
     place="out/data.zarr",
 )
@@ -48,7 +49,12 @@ def test_summary_lists_what_was_wrong() -> None:
         "overflowed_rows": 1,
         "overflowed_ids": ["s9"],
     }
-    text = str(dataclasses.replace(DONE, skipped_ids=("s7",), counts={"fc": counts}))
+    text = str(
+        dataclasses.replace(
+            DONE, skipped_ids=("s7",), missing_rows={"fc": 4}, counts={"fc": counts}
+        )
+    )
+    assert "fc: 4 rows took a path without it and are empty" in text
     assert "skipped, unreadable: s7" in text
     assert "fc: 3 values in 2 rows are NaN or infinite: s1, s2" in text
     assert "fc: 1 values in 1 rows did not fit the dtype: s9" in text

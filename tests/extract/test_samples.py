@@ -192,3 +192,10 @@ def test_folder_needs_its_preprocessing(pictures: Path) -> None:
 def test_folder_without_images_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="holds no image"):
         open_source(tmp_path, transform=np.asarray)
+
+
+def test_mapped_file_is_read_without_sharing_its_memory(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.arange(6.0).reshape(3, 2))
+    source = open_source(np.load(tmp_path / "x.npy", mmap_mode="r"))
+    batch = source.collate([source.items[0], source.items[2]])
+    assert batch.tolist() == [[0, 1], [4, 5]] and source.num_rows == 3
