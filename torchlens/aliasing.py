@@ -4,6 +4,7 @@ Works on the graph: views and in-place ops share memory with what they were made
 What the graph cannot see, the replayer's version check catches.
 """
 
+from .function_facts import facts_of
 from .graph import Graph
 from .records import ArgRef, OpRecord, SiteKey
 
@@ -66,10 +67,13 @@ class Aliases:
 
 
 def _written(node: OpRecord) -> tuple[int, ...]:
-    """Return the nodes that an in-place op wrote to: its first argument, or `out`."""
-    refs = [node.args[0]] if node.args else []
-    refs.append(node.kwargs.get("out"))
-    found = []
+    """Return the nodes whose memory an in-place op wrote to."""
+    refs: list[object] = [node.kwargs.get("out")]
+    if node.func is not None:
+        for position, name in facts_of(node.func).writes:
+            given = node.args[position] if position < len(node.args) else None
+            refs.append(node.kwargs.get(name) if given is None else given)
+    found: list[int] = []
     for ref in refs:
         for item in ref if isinstance(ref, tuple | list) else (ref,):
             if isinstance(item, ArgRef):

@@ -15,9 +15,9 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from .call_sites import CallSites
-from .catches import Relay, describe_key
-from .function_facts import facts_of
-from .hooks import Found, replace_forward, send
+from .catches import Catch, Relay, describe_key
+from .function_facts import FunctionFacts, facts_of
+from .hooks import Found, replace_forward, send, too_many_calls
 
 _push = torch._C._push_on_torch_function_stack
 _pop = torch._C._pop_torch_function_stack
@@ -54,9 +54,10 @@ def trim_mode_stack(length: int) -> None:
 class _Watch:
     """The wanted ops of one module call, by call site digest."""
 
-    __slots__ = ("counts", "limits", "sites")
+    __slots__ = ("catch", "counts", "limits", "sites")
 
     def __init__(self, found: Sequence[Found]) -> None:
+        self.catch = found[0][1]
         self.sites: dict[tuple[str, str], dict[int, list[Found]]] = {}
         self.limits: dict[tuple[str, str], int] = {}
         for index, catch in found:
@@ -74,7 +75,7 @@ class _SiteMode(TorchFunctionMode):
         super().__init__()
         self.relay = relay
         self.names = frozenset(catch.torch_name for _, catch in found)
-        self.known: dict[Any, str] = {}
+        self.known: dict[Any, FunctionFacts | None] = {}
         self.call_sites = CallSites(frozenset({_ARMED_CODE}))
         self.watch: _Watch | None = None
 
@@ -86,15 +87,17 @@ class _SiteMode(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         result = func(*args, **kwargs) if kwargs else func(*args)
-        name = self.known.get(func)
-        if name is None:
-            name = facts_of(func).name
-            self.known[func] = name = name if name in self.names else ""
-        if name and self.relay.active:
-            self._look(name, args, result)
+        try:
+            facts = self.known[func]
+        except KeyError:
+            found = facts_of(func)
+            self.known[func] = facts = found if found.name in self.names else None
+        if facts is not None and self.relay.active:
+            value = _written(facts, args, kwargs) if result is None else result
+            self._look(facts.name, value)
         return result
 
-    def _look(self, name: str, args: Sequence[Any], result: Any) -> None:
+    def _look(self, name: str, value: Any) -> None:
         watch = self.watch
         if watch is None:
             return
@@ -107,14 +110,25 @@ class _SiteMode(TorchFunctionMode):
         watch.counts[place] = ordinal
         found = by_ordinal.get(ordinal)
         if found is not None:
-            # `x[i] = v` returns nothing; its result is the tensor it wrote to.
-            send(self.relay, found, args[0] if result is None else result)
+            send(self.relay, found, value)
         elif ordinal > watch.limits[place]:
             catch = next(iter(by_ordinal.values()))[0][1]
             self.relay.diverge(
                 f"{describe_key(catch.key)} ran {ordinal} times, where the planned "
                 f"path runs it {watch.limits[place]} times"
             )
+
+
+def _written(
+    facts: FunctionFacts, args: Sequence[Any], kwargs: Mapping[str, Any] | None
+) -> Any:
+    """Return what a call that returns nothing wrote to, as `x[i] = v` does."""
+    given = kwargs or {}
+    written = [
+        args[position] if position < len(args) else given.get(name)
+        for position, name in facts.writes
+    ]
+    return written[0] if len(written) == 1 else written
 
 
 def _is_on_top(mode: TorchFunctionMode) -> bool:
@@ -129,31 +143,39 @@ def _armed(
     by_call: dict[int, list[Found]] = {}
     for index, catch in found:
         by_call.setdefault(catch.key.call_index, []).append((index, catch))
-    calls = relay.new_counter()
-    return _armed_forward(inner, mode, relay, by_call, calls)
+    watches = {call: _Watch(wanted) for call, wanted in by_call.items()}
+    last = found[0][1]
+    return _armed_forward(inner, mode, relay, watches, relay.new_counter(), last)
 
 
 def _armed_forward(
     inner: Callable[..., Any],
     mode: _SiteMode,
     relay: Relay,
-    by_call: Mapping[int, Sequence[Found]],
+    watches: Mapping[int, _Watch],
     calls: list[int],
+    catch: Catch,
 ) -> Callable[..., Any]:
+    name, limit = catch.key.address, catch.num_calls
+
     def forward(*args: Any, **kwargs: Any) -> Any:
         if not relay.active:
             return inner(*args, **kwargs)
         calls[0] = call = calls[0] + 1
-        found = by_call.get(call)
+        watch = watches.get(call)
         outer = mode.watch
-        if found is None:
+        if watch is None:
+            if call > limit:
+                too_many_calls(relay, name, limit)
             # Not a wanted call, though one inside a wanted one may be.
             mode.watch = None
             try:
                 return inner(*args, **kwargs)
             finally:
                 mode.watch = outer
-        mode.watch = _Watch(found)
+        relay.check_caller(watch.catch, sys._getframe(1))
+        watch.counts.clear()
+        mode.watch = watch
         if _is_on_top(mode):
             # The module called itself: the mode is on already.
             try:

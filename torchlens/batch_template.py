@@ -44,6 +44,15 @@ class BatchTemplate:
             self._take(site, run) for site in plan.sites
         ]
 
+        self._wanted = [
+            (
+                site.name,
+                (num_samples, *site.row_shape),
+                torch_dtype(site.stored_dtype),
+            )
+            for site in plan.sites
+        ]
+
     def _take(self, site: SitePlan, run: int) -> TakeRows | None:
         layout, count = site.layout, self.num_samples
         if self._pad and layout.batch_axis is not None:
@@ -70,21 +79,17 @@ class BatchTemplate:
             InputError: If a tensor is missing or does not fit.
         """
         targets = []
-        for site in self._plan.sites:
-            target = out.get(site.name)
-            shape = (self.num_samples, *site.row_shape)
+        for name, shape, dtype in self._wanted:
+            target = out.get(name)
             if target is None:
                 raise InputError(
-                    f"out has no tensor for the site {site.name!r}; it has "
+                    f"out has no tensor for the site {name!r}; it has "
                     f"{', '.join(map(repr, out)) or 'none'}."
                 )
-            if target.shape != shape or target.dtype is not torch_dtype(
-                site.stored_dtype
-            ):
+            if target.shape != shape or target.dtype is not dtype:
                 raise InputError(
-                    f"out[{site.name!r}] was wanted as {site.stored_dtype} "
-                    f"{list(shape)}, but is {str(target.dtype)[6:]} "
-                    f"{list(target.shape)}."
+                    f"out[{name!r}] was wanted as {str(dtype)[6:]} {list(shape)}, but "
+                    f"is {str(target.dtype)[6:]} {list(target.shape)}."
                 )
             targets.append(target)
         return targets

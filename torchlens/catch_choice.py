@@ -3,12 +3,14 @@
 from pathlib import Path
 
 import torch
+from torch import nn
 
+from .callers import caller_of
 from .catches import Catch, Via
 from .errors import PlanError
 from .function_facts import facts_of
 from .graph import Graph, Site
-from .records import ModuleCall, OpRecord
+from .records import CallSite, ModuleCall, OpRecord
 
 _TORCH_FOLDER = str(Path(torch.__file__).parent)
 
@@ -21,9 +23,17 @@ def choose_catch(graph: Graph, name: str, site: Site) -> Catch:
     Raises:
         PlanError: If the tensor came from code that cannot be watched.
     """
+    calls = graph.calls_of(site.key.address)
     if site.key.kind != "op":
-        calls = graph.calls_of(site.key.address)
-        return Catch(site.key, _via(graph, calls), num_seen=len(calls))
+        place, ordinal = caller_of(graph, calls[site.key.call_index - 1])
+        return Catch(
+            site.key,
+            _via(graph, calls),
+            num_seen=len(calls),
+            num_calls=len(calls),
+            caller=place,
+            caller_ordinal=ordinal,
+        )
     node = graph.nodes[site.node]
     if node.func is None or node.call_site is None:
         raise PlanError(
@@ -31,6 +41,8 @@ def choose_catch(graph: Graph, name: str, site: Site) -> Catch:
             "could be watched made it. Choose the output of the module around it, "
             f"{graph.module_calls[node.module_call].address!r}."
         )
+    _refuse_hooks_op(graph, name, node, node.call_site)
+    place, ordinal = caller_of(graph, calls[site.key.call_index - 1])
     return Catch(
         site.key,
         "mode",
@@ -41,7 +53,28 @@ def choose_catch(graph: Graph, name: str, site: Site) -> Catch:
             for code, _ in node.call_site.steps[1:]
         ),
         children=_children(graph, site.key.address),
+        num_calls=len(calls),
+        caller=place,
+        caller_ordinal=ordinal,
     )
+
+
+def _refuse_hooks_op(
+    graph: Graph, name: str, node: OpRecord, call_site: CallSite
+) -> None:
+    """Refuse an op of a user's forward hook, which runs when the forward is over."""
+    codes = [code for code, _ in call_site.steps]
+    if nn.Module._call_impl.__code__ not in codes:
+        return
+    owner = graph.module_calls[node.module_call].address
+    record = graph.modules[owner]
+    outermost = codes[0].co_qualname.split(".")
+    if not set(outermost) & set(record.type_names):
+        raise PlanError(
+            f"The site {name!r} ({node.label}) cannot be caught: a hook on {owner!r} "
+            f"made it, outside of any forward. Choose the module's output, {owner!r}, "
+            "which is what its hooks returned."
+        )
 
 
 def _via(graph: Graph, calls: tuple[ModuleCall, ...]) -> Via:

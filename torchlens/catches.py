@@ -6,10 +6,12 @@ that the installed hooks and wrappers share: they hand it tensors, it hands them
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import FrameType
 from typing import Literal
 
 from torch import Tensor
 
+from .callers import Callers
 from .records import SiteKey
 from .structures import format_path
 
@@ -39,6 +41,9 @@ class Catch:
         torch_name: Name of the op's torch function, before operators are told apart.
         composite: Whether the op runs inside one of torch's Python functions.
         children: Addresses of the modules that the op's module calls.
+        num_calls: How often the traced forward called the module.
+        caller: Digest of the place from which the module was called.
+        caller_ordinal: Which of the calls from there it was, from 1.
     """
 
     key: SiteKey
@@ -47,15 +52,24 @@ class Catch:
     torch_name: str = ""
     composite: bool = False
     children: tuple[str, ...] = ()
+    num_calls: int = 1
+    caller: str = ""
+    caller_ordinal: int = 1
 
 
 class Relay:
-    """What the hooks of one installation share during one forward."""
+    """What the hooks of one installation share during one forward.
 
-    __slots__ = ("active", "counters", "problem", "receive")
+    `doubtful` tells that a module was called from another place than planned: whether
+    it is the planned call shows only when the forward has made all of its calls.
+    """
 
-    def __init__(self, receive: Receive) -> None:
+    __slots__ = ("active", "callers", "counters", "doubtful", "problem", "receive")
+
+    def __init__(self, receive: Receive, callers: Callers) -> None:
         self.active = False
+        self.doubtful = False
+        self.callers = callers
         self.problem: str | None = None
         self.receive = receive
         self.counters: list[list[int]] = []
@@ -69,9 +83,15 @@ class Relay:
     def begin(self) -> None:
         """Start a forward."""
         self.problem = None
+        self.doubtful = False
         for counter in self.counters:
             counter[0] = 0
         self.active = True
+
+    def check_caller(self, catch: Catch, frame: FrameType | None) -> None:
+        """Note a call that came from another place than the planned one."""
+        if catch.caller and self.callers.place(frame) != catch.caller:
+            self.doubtful = True
 
     def diverge(self, problem: str) -> None:
         """Note the first departure from the plan and end the forward."""

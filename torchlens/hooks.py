@@ -6,6 +6,7 @@ closures are the hot path: what can be decided per installation is decided here,
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from sys import _getframe
 from typing import Any
 
 from torch import Tensor, nn
@@ -16,7 +17,7 @@ from .structures import get_at
 Found = tuple[int, Catch]
 Send = Callable[[Any], None]
 
-__all__ = ["install_module_catches", "replace_forward"]
+__all__ = ["install_module_catches", "replace_forward", "send", "too_many_calls"]
 
 
 def install_module_catches(
@@ -88,7 +89,8 @@ def send(relay: Relay, found: Sequence[Found], value: Any) -> None:
             )
 
 
-def _too_many(relay: Relay, name: str, limit: int) -> None:
+def too_many_calls(relay: Relay, name: str, limit: int) -> None:
+    """Say that a module was called more often than planned."""
     relay.diverge(
         f"the module {name!r} was called {limit + 1} times, where the planned path "
         f"calls it {limit} times"
@@ -106,19 +108,21 @@ def _counting_hook(
         if relay.active:
             calls[0] = call = calls[0] + 1
             if call in outputs:
+                relay.check_caller(outputs[call][0][1], _getframe(1))
                 send(relay, outputs[call], output)
             elif call > limit:
-                _too_many(relay, name, limit)
+                too_many_calls(relay, name, limit)
 
     if limit > 1 or len(outputs[1]) > 1 or outputs[1][0][1].key.path:
         return hook
-    index = outputs[1][0][0]
+    index, catch = outputs[1][0]
 
     def plain_hook(module: nn.Module, args: Any, output: Any) -> None:
         if relay.active:
             if calls[0]:
-                _too_many(relay, name, 1)
+                too_many_calls(relay, name, 1)
             calls[0] = 1
+            relay.check_caller(catch, _getframe(1))
             if isinstance(output, Tensor):
                 relay.receive(index, output)
             else:
@@ -148,9 +152,10 @@ def _pre_hook(
         if relay.active:
             calls[0] = call = calls[0] + 1
             if call in inputs:
+                relay.check_caller(inputs[call][0][1], _getframe(1))
                 send(relay, inputs[call], _Arguments(args, kwargs))
             elif call > limit:
-                _too_many(relay, name, limit)
+                too_many_calls(relay, name, limit)
 
     return hook
 
@@ -186,7 +191,10 @@ def _wrap(
         # Numbered on entry, so that a module that calls itself keeps its numbers.
         calls[0] = call = calls[0] + 1
         if call > limit:
-            _too_many(relay, name, limit)
+            too_many_calls(relay, name, limit)
+        found = inputs.get(call) or outputs.get(call)
+        if found:
+            relay.check_caller(found[0][1], _getframe(1))
         if call in inputs:
             send(relay, inputs[call], _Arguments(args, kwargs))
         output = inner(*args, **kwargs)

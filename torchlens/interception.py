@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from .arming import arm, suspend, trim_mode_stack
+from .callers import Callers
 from .catches import Catch, Halt, Receive, Relay
 from .errors import CaptureError, PlanError
 from .guards import CompositeGuards
@@ -42,7 +43,7 @@ class Interception:
         self._guards = CompositeGuards()
         self._composite = any(catch.composite for catch in self._catches)
         self._stack = ExitStack()
-        self.relay = Relay(receive)
+        self.relay = Relay(receive, Callers(Interception.forward.__code__))
 
     def __enter__(self) -> "Interception":
         try:

@@ -8,6 +8,7 @@ batch that took another path under the policy "retrace".
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Literal
 
@@ -20,7 +21,7 @@ from .errors import PathDivergenceError, PlanError, ReplayError, TorchLensWarnin
 from .interception import Interception
 from .model_access import unwrap_model
 from .model_state import preserved_state
-from .plan_fit import check_fit
+from .plan_fit import check_fit, python_version
 from .plans import CapturePlan, torch_dtype
 from .retracing import rows_of_capture
 from .run_modes import RunModes, training_mode
@@ -86,6 +87,12 @@ class Replayer:
         self._policy = on_divergence
         self._modes = RunModes(plan.autocast)
         catches = [site.catch for site in plan.sites]
+        if (plan.python_version, plan.torch_version) != (
+            python_version(),
+            torch.__version__,
+        ):
+            # Instruction offsets would not compare.
+            catches = [replace(catch, caller="") for catch in catches]
         self._interception = Interception(
             self._model, catches, self._receive, self._modes
         )
@@ -96,6 +103,7 @@ class Replayer:
             "_hf_hook" in vars(module) for module in self._model.modules()
         )
         self._last = plan.halt_after
+        self._names = plan.names
         self._dtypes = [torch_dtype(site.dtype) for site in plan.sites]
         self._stored = [torch_dtype(site.stored_dtype) for site in plan.sites]
         self._copies = [site.copy or site.batch_axis is None for site in plan.sites]
@@ -185,7 +193,7 @@ class Replayer:
             return self.run(
                 args, kwargs, num_samples=num_samples, sample_ids=sample_ids
             )
-        kept = dict(zip(self.plan.names, self._kept, strict=True))
+        kept = dict(zip(self._names, self._kept, strict=True))
         self._kept = []
         return kept
 
@@ -228,7 +236,12 @@ class Replayer:
         else:
             self._keep(index, value)
         self._next = index + 1
-        if index == self._last and self._halting:
+        # A doubtful call shows what it was when later calls come, or none does.
+        if (
+            index == self._last
+            and self._halting
+            and not self._interception.relay.doubtful
+        ):
             self._halted = True
             self._interception.relay.active = False
             raise Halt

@@ -5,10 +5,13 @@ another one that has the same shape.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from torch import Tensor
 
 from .batch_template import TakeRows
+from .callers import call_from
+from .catches import Catch
 from .graph import Graph
 from .plans import CapturePlan
 from .records import SiteKey
@@ -28,6 +31,18 @@ def node_of_key(graph: Graph, key: SiteKey) -> int | None:
     return next((leaf.node for leaf in found if leaf.path == key.path), None)
 
 
+def _node_of_catch(graph: Graph, catch: Catch) -> int | None:
+    """Return the node of a planned site, its module call found by place, not number."""
+    key = catch.key
+    if key.address != "self" and catch.caller:
+        call = call_from(graph, key.address, catch.caller, catch.caller_ordinal)
+        if call is not None:
+            return node_of_key(graph, replace(key, call_index=call.call_index))
+    if len(graph.calls_of(key.address)) != catch.num_calls:
+        return None
+    return node_of_key(graph, key)
+
+
 def rows_of_capture(
     plan: CapturePlan,
     graph: Graph,
@@ -38,7 +53,7 @@ def rows_of_capture(
     """Return [num_samples, *row_shape] for the sites that exist in `graph` and fit."""
     found = {}
     for site, shape, take in zip(plan.sites, shapes, take_rows, strict=True):
-        node = node_of_key(graph, site.key)
+        node = _node_of_catch(graph, site.catch)
         payload = None if node is None else payloads.get(node)
         if payload is None or str(payload.dtype)[6:] != site.dtype:
             continue

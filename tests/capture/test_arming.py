@@ -373,3 +373,15 @@ class _ThroughNumpy(nn.Module):
         with torch._C.DisableTorchFunction():
             made = torch.frombuffer(bytearray(buffer), dtype=torch.float32)
             return made.clone().reshape(x.shape)
+
+
+def test_op_of_a_users_hook_is_refused_with_a_way_out() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    model[0].register_forward_hook(lambda module, args, output: output.tanh())
+    x = torch.randn(4, 3)
+    with pytest.raises(PlanError, match="a hook on '0' made it.*Choose the module's"):
+        plan(model, x, "tanh_1")
+    rows = replay(model, x, "0", x)
+    assert torch.equal(
+        rows["0"], nn.functional.linear(x, *model[0].parameters()).tanh()
+    )
