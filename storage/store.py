@@ -68,6 +68,11 @@ class Store:
         return self._runs[0].record.layout.num_rows
 
     @property
+    def committed_rows(self) -> int:
+        """Rows of the dataset that the store's first run has committed."""
+        return sum(stop - start for start, stop in self._spans(self._runs[0]))
+
+    @property
     def commits(self) -> tuple[CommitRecord, ...]:
         """The commit records of all runs shown."""
         return tuple(c for commits in self._commits.values() for c in commits)
@@ -145,7 +150,7 @@ class Store:
     def __repr__(self) -> str:
         state = "" if self.complete else ", unfinished"
         return (
-            f"<Store {self.url!r}: {len(self.layers)} layers, {len(self.ids)} of "
+            f"<Store {self.url!r}: {len(self.layers)} layers, {self.committed_rows} of "
             f"{self.num_rows} rows{state}>"
         )
 
@@ -188,7 +193,7 @@ class Store:
             "format_version": VERSION,
             "complete": self.complete,
             "num_rows": self.num_rows,
-            "committed_rows": len(self.ids),
+            "committed_rows": self.committed_rows,
             "failed_rows": list(self.failed),
             "missing_rows": {name: list(rows) for name, rows in self.missing.items()},
             "layers": {

@@ -1,7 +1,7 @@
 """Layer names become safe paths and come back."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchlens.errors import DataError
@@ -15,12 +15,14 @@ NAMES = st.text(
 
 
 @given(NAMES)
+@settings(deadline=None)
 def test_layer_path_is_undone_by_layer_name(name: str) -> None:
     assert layer_name(layer_path(name)) == name
     assert layer_name(layer_path(name, escape_case=True)) == name
 
 
 @given(NAMES)
+@settings(deadline=None)
 def test_layer_path_is_one_safe_component(name: str) -> None:
     path = layer_path(name)
     assert set(path) <= SAFE
@@ -31,6 +33,7 @@ def test_layer_path_is_one_safe_component(name: str) -> None:
 
 
 @given(st.lists(NAMES, unique=True, max_size=8))
+@settings(deadline=None)
 def test_assigned_paths_differ_even_without_case(names: list[str]) -> None:
     paths = assign_paths(names)
     assert set(paths) == set(names)

@@ -1,7 +1,7 @@
 """Sizes of chunks, shards and blocks keep their promises for any row."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchlens.errors import DataError
@@ -27,6 +27,7 @@ def is_power_of_two(n: int) -> bool:
     world_size=st.integers(1, 64),
     max_block_bytes=st.none() | st.integers(1, 1 << 34),
 )
+@settings(deadline=None)
 def test_layout_is_powers_of_two_that_divide_each_other(
     num_rows: int,
     arrays: dict[str, ArraySpec],
@@ -52,6 +53,7 @@ def test_layout_is_powers_of_two_that_divide_each_other(
 
 
 @given(num_rows=st.integers(1, 10_000), block_exponent=st.integers(0, 12))
+@settings(deadline=None)
 def test_blocks_tile_the_rows(num_rows: int, block_exponent: int) -> None:
     arrays = {"a": ArraySpec((3,), "float32")}
     layout = plan_layout(num_rows, arrays, block_rows=1 << block_exponent)

@@ -5,7 +5,7 @@ from typing import Any
 import google_crc32c
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -47,6 +47,7 @@ def joined(form: ArrayFormat, rows: NDArray[Any]) -> bytes:
 
 
 @given(st.binary(max_size=300), st.binary(max_size=300))
+@settings(deadline=None)
 def test_joined_checksum_is_that_of_the_joined_bytes(
     first: bytes, second: bytes
 ) -> None:
