@@ -45,7 +45,7 @@ __all__ = ["CallSites", "digest_of", "source_frame"]
 def digest_of(steps: tuple[tuple[CodeType, int], ...]) -> str:
     """Return a digest of 16 hexadecimal digits of the instructions in `steps`."""
     text = ";".join(
-        f"{PurePath(code.co_filename).name}:{code.co_qualname}:{offset}"
+        f"{os.path.basename(code.co_filename)}:{code.co_qualname}:{offset}"
         for code, offset in steps
     )
     return hashlib.sha256(text.encode()).hexdigest()[:16]

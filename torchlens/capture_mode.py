@@ -214,12 +214,15 @@ class _Arguments:
     def _origin(self, tensor: torch.Tensor) -> ArgRef:
         known, ref = self._state.origin(tensor)
         self.memories.append(known.memory)
-        if ref.node is not None and ref.node not in self.parents:
-            self.parents.append(ref.node)
+        node = ref.node
+        if node is not None:
+            if node not in self.parents:
+                self.parents.append(node)
+        elif ref.param is not None:
+            if ref.param not in self.params:
+                self.params.append(ref.param)
+        elif ref.buffer is not None and ref.buffer not in self.buffers:
+            self.buffers.append(ref.buffer)
         if ref.written_by is not None and ref.written_by not in self.parents:
             self.parents.append(ref.written_by)
-        if ref.param is not None and ref.param not in self.params:
-            self.params.append(ref.param)
-        if ref.buffer is not None and ref.buffer not in self.buffers:
-            self.buffers.append(ref.buffer)
         return ref

@@ -88,6 +88,8 @@ class CaptureState:
         detach: bool,
     ) -> None:
         self.table = TensorTable()
+        self._known = self.table.known  # read for every argument of every op
+        self._writes = self.table.writes
         self._kept: dict[int, list[torch.Tensor]] = {}  # params, buffers by memory
         for tensor, names in params:
             known = self.table.assign(tensor, None, ArgRef(param=names[0]))
@@ -158,23 +160,33 @@ class CaptureState:
 
         Adds an `unknown` node for a tensor that nobody saw.
         """
-        known = self.table.find(tensor)
-        if known is None:
-            known = self.table.find_related(tensor)
-            if known is None:
-                known = self._add_unknown(tensor, (), "entered")
+        known = self._known.get(id(tensor))
+        if known is None or known.tensor() is not tensor:
+            return self._unseen(tensor)
+        if self._writes:
+            writer = self.table.writer_after(known)
+            if writer is not None:
+                return known, self._snapshot(tensor, known.ref, writer)
+        if known.version is None or tensor._version == known.version:
             return known, known.ref
-        writer = self.table.writer_after(known)
-        if writer is None:
-            if known.version is None or tensor._version == known.version:
-                return known, known.ref
-            if known.node is not None:
-                known = self._add_unknown(tensor, (known.node,), "was written")
-                return known, known.ref
+        if known.node is None:
             # Layers update running statistics as a matter of course.
+            return known, self._snapshot(tensor, known.ref, None)
+        known = self._add_unknown(tensor, (known.node,), "was written by")
+        return known, known.ref
+
+    def _unseen(self, tensor: torch.Tensor) -> tuple[Known, ArgRef]:
+        known = self.table.find_related(tensor)
+        if known is None:
+            known = self._add_unknown(tensor, (), "came from")
+        return known, known.ref
+
+    def _snapshot(
+        self, tensor: torch.Tensor, ref: ArgRef, writer: int | None
+    ) -> ArgRef:
+        """Return a reference to a tensor whose value is no node's output."""
         value = tensor.clone() if self.full else None
-        ref = known.ref
-        return known, ArgRef(ref.node, ref.param, ref.buffer, writer, value)
+        return ArgRef(ref.node, ref.param, ref.buffer, writer, value)
 
     def add_identity(self, tensor: torch.Tensor, ref: ArgRef, key: SiteKey) -> int:
         """Add an op whose output is the value that `tensor` has right now.
@@ -197,8 +209,8 @@ class CaptureState:
         call = self.stack[-1]
         place = f"{call.address}:{call.call_index}"
         self.gaps.append(
-            f"A tensor of shape {list(_shape_of(tensor))} {what} in module call "
-            f"{place!r} by code that the capture cannot see."
+            f"A tensor of shape {list(_shape_of(tensor))} {what} code that the capture "
+            f"cannot see, in module call {place!r}."
         )
         ordinal = call.counts[(0, "unknown")] = call.counts.get((0, "unknown"), 0) + 1
         key = SiteKey("op", call.address, call.call_index, "unknown", "", ordinal)

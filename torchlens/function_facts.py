@@ -71,12 +71,12 @@ _NOT_OPS = frozenset(
     }
 )
 _RANDOM = frozenset(
-    "alpha_dropout bernoulli binomial cauchy dropout dropout1d dropout2d dropout3d exponential "
-    "feature_alpha_dropout feature_dropout fractional_max_pool2d "
+    "alpha_dropout bernoulli binomial cauchy dropout dropout1d dropout2d dropout3d "
+    "exponential feature_alpha_dropout feature_dropout fractional_max_pool2d "
     "fractional_max_pool3d geometric gru kaiming_normal kaiming_uniform log_normal "
     "lstm multinomial native_dropout normal poisson rand rand_like randint "
-    "randint_like randn randn_like random randperm rnn_relu rnn_tanh rrelu rrelu_with_noise "
-    "scaled_dot_product_attention uniform".split()
+    "randint_like randn randn_like random randperm rnn_relu rnn_tanh rrelu "
+    "rrelu_with_noise scaled_dot_product_attention uniform".split()
 )
 _DUNDER_WRITES = frozenset({"__setitem__", "__delitem__"})
 

@@ -2,16 +2,34 @@
 
 import random
 import sys
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from operator import is_
+from typing import Any
 
 import torch
 from torch import nn
 
 from .model_access import compiler_is_loaded
 
+_MODULE_ATTRIBUTES = frozenset(nn.Module().__dict__)
+_REGISTRIES = (
+    "_parameters",
+    "_buffers",
+    "_modules",
+    # A model may hang hooks on itself in its first forward, and note that it did.
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+)
+_CONTAINERS = frozenset({dict, OrderedDict, list, set})
+
 __all__ = [
     "eager_and_unfused",
+    "preserved_attributes",
     "preserved_randomness",
     "preserved_state",
     "random_state",
@@ -24,7 +42,7 @@ def preserved_randomness(model: nn.Module) -> Iterator[None]:
     devices = sorted(
         {
             parameter.device.index
-            for parameter in model.parameters()
+            for parameter in _parameters(_submodules(model))
             if parameter.device.type == "cuda" and parameter.device.index is not None
         }
     )
@@ -54,8 +72,9 @@ def preserved_state(model: nn.Module) -> Iterator[None]:
 
     A forward in training mode updates running statistics; looking at a model must not.
     """
-    modes = [(module, module.training) for module in model.modules()]
-    flags = [(tensor, tensor.requires_grad) for tensor in model.parameters()]
+    modules = _submodules(model)
+    modes = [(module, module.training) for module in modules]
+    flags = [(tensor, tensor.requires_grad) for tensor in _parameters(modules)]
     training = any(mode for _, mode in modes)
     buffers = [
         (buffer, buffer.detach().clone()) for buffer in model.buffers() if training
@@ -64,7 +83,8 @@ def preserved_state(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         for module, mode in modes:
-            module.training = mode
+            if module.training is not mode:
+                module.training = mode
         for tensor, flag in flags:
             if tensor.requires_grad is not flag:
                 tensor.requires_grad_(flag)
@@ -72,6 +92,72 @@ def preserved_state(model: nn.Module) -> Iterator[None]:
             for buffer, value in buffers:
                 if not torch.equal(buffer, value):
                     buffer.copy_(value)
+
+
+@contextmanager
+def preserved_attributes(model: nn.Module) -> Iterator[None]:
+    """Restore what the modules' attributes refer to, and plain containers among them.
+
+    A forward may replace a buffer, fill a cache or count its calls.
+    """
+    modules = [module.__dict__ for module in _submodules(model)]
+    before = [attributes.copy() for attributes in modules]
+    containers = [
+        (value, value.copy())
+        for attributes in modules
+        for value in _containers(attributes)
+    ]
+    try:
+        yield
+    finally:
+        for attributes, old in zip(modules, before, strict=True):
+            if not _same_items(attributes, old):
+                for name in attributes.keys() - old.keys():
+                    del attributes[name]
+                attributes.update(old)
+        for container, content in containers:
+            if not _same_items(container, content):
+                container.clear()
+                # A list is filled by `extend`, a dictionary or set by `update`.
+                fill = "extend" if type(container) is list else "update"
+                getattr(container, fill)(content)
+
+
+def _containers(attributes: dict[str, Any]) -> Iterator[Any]:
+    """Yield the plain containers among a module's attributes."""
+    for name in (*_REGISTRIES, *(attributes.keys() - _MODULE_ATTRIBUTES)):
+        value = attributes.get(name)
+        if type(value) in _CONTAINERS:
+            yield value
+
+
+def _same_items(container: Any, content: Any) -> bool:
+    """Tell whether two containers hold the same objects; tensors do not compare."""
+    if len(container) != len(content):
+        return False
+    if isinstance(container, dict):
+        same_keys = container.keys() == content.keys()
+        return same_keys and all(map(is_, container.values(), content.values()))
+    return all(map(is_, container, content))
+
+
+def _submodules(model: nn.Module) -> list[nn.Module]:
+    """Return the model and all below it; torch's own walk is many times slower."""
+    found: dict[int, nn.Module] = {id(model): model}
+    pending = [model]
+    while pending:
+        for child in pending.pop()._modules.values():
+            if child is not None and id(child) not in found:
+                found[id(child)] = child
+                pending.append(child)
+    return list(found.values())
+
+
+def _parameters(modules: list[nn.Module]) -> Iterator[nn.Parameter]:
+    for module in modules:
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                yield parameter
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from torch import nn
 from .call_sites import CallSites
 from .capture_state import CaptureState, OpenCall
 from .records import Path, SiteKey, TensorSpec
-from .structures import leaves
+from .structures import argument_leaves, leaves
 
 __all__ = ["ModuleTracker", "call_sites"]
 
@@ -167,15 +167,15 @@ class ModuleTracker:
         state = self._state
         address = self._addresses[module]
         inputs = []
-        for path, tensor in leaves((args, kwargs)):
+        for path, tensor in argument_leaves(args, kwargs):
             known, ref = state.origin(tensor)
             node = known.node
             if ref.written_by is not None:
                 number = self._call_counts.get(address, 0) + 1
-                key = SiteKey("module_input", address, number, path=path[1:])
+                key = SiteKey("module_input", address, number, path=path)
                 node = state.add_identity(tensor, ref, key)
             if node is not None:  # not a parameter or buffer
-                inputs.append((path[1:], node, state.nodes[node].spec))
+                inputs.append((path, node, state.nodes[node].spec))
         call = self._open(module, self.stack[-1], self._sites.at(frame), direct=direct)
         call.inputs = tuple(inputs)
         return call
@@ -215,14 +215,14 @@ class ModuleTracker:
         """Make the model's own inputs the first nodes of the graph."""
         state = self._state
         inputs: list[tuple[Path, int, TensorSpec]] = []
-        for path, tensor in leaves((args, dict(kwargs))):
+        for path, tensor in argument_leaves(args, kwargs):
             node = state.table.node_of(tensor)
             if node is None:
-                key = SiteKey("module_input", call.address, 1, path=path[1:])
+                key = SiteKey("module_input", call.address, 1, path=path)
                 raw = state.boundary("input", "input", tensor, (), key)
                 node = len(state.nodes)
                 state.add(raw, tensor)
-            inputs.append((path[1:], node, state.nodes[node].spec))
+            inputs.append((path, node, state.nodes[node].spec))
         call.inputs = tuple(inputs)
         call.first_node = len(state.nodes)
 

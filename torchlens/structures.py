@@ -17,7 +17,14 @@ from .records import Path
 _MAX_DEPTH = 12
 _WITHOUT_TENSORS = frozenset({bool, bytes, float, int, str, type(None)})
 
-__all__ = ["format_path", "get_at", "leaves", "map_tensors", "parse_path"]
+__all__ = [
+    "argument_leaves",
+    "format_path",
+    "get_at",
+    "leaves",
+    "map_tensors",
+    "parse_path",
+]
 
 
 def leaves(value: Any) -> list[tuple[Path, torch.Tensor]]:
@@ -27,21 +34,37 @@ def leaves(value: Any) -> list[tuple[Path, torch.Tensor]]:
     return found
 
 
+def argument_leaves(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> list[tuple[Path, torch.Tensor]]:
+    """Return the tensors of a call; paths start with the position or the keyword."""
+    found: list[tuple[Path, torch.Tensor]] = []
+    for position, value in enumerate(args):
+        _collect(value, (position,), found)
+    for name, value in kwargs.items():
+        _collect(value, (name,), found)
+    return found
+
+
 def _collect(value: Any, path: Path, found: list[tuple[Path, torch.Tensor]]) -> None:
+    kind = type(value)
     if isinstance(value, torch.Tensor):
         found.append((path, value))
-    elif type(value) in _WITHOUT_TENSORS or len(path) >= _MAX_DEPTH:
+    elif kind in _WITHOUT_TENSORS or len(path) >= _MAX_DEPTH:
         return
+    elif kind is tuple or kind is list:
+        for index, item in enumerate(value):
+            _collect(item, (*path, index), found)
+    elif kind is dict or isinstance(value, Mapping):
+        for key, item in value.items():
+            if isinstance(key, str | int):
+                _collect(item, (*path, key), found)
     elif isinstance(value, tuple) and hasattr(value, "_fields"):
         for name in value._fields:
             _collect(getattr(value, name), (*path, f".{name}"), found)
     elif isinstance(value, tuple | list):
         for index, item in enumerate(value):
             _collect(item, (*path, index), found)
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            if isinstance(key, str | int):
-                _collect(item, (*path, key), found)
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         for field in dataclasses.fields(value):
             _collect(getattr(value, field.name), (*path, f".{field.name}"), found)

@@ -49,11 +49,16 @@ class Known:
 
 
 class TensorTable:
-    """Maps live tensor objects to the node that last wrote them."""
+    """Maps live tensor objects to the node that last wrote them.
+
+    Attributes:
+        known: What is known, by the object's id; `find` checks the object.
+        writes: The last node that wrote into a memory.
+    """
 
     def __init__(self) -> None:
-        self._known: dict[int, Known] = {}
-        self._writes: dict[int, int] = {}  # memory to the last node that wrote it
+        self.known: dict[int, Known] = {}
+        self.writes: dict[int, int] = {}
         self._batched: dict[int, tuple[torch.Tensor, Known]] = {}
 
     def assign(
@@ -65,9 +70,9 @@ class TensorTable:
             node,
             ref or ArgRef(node),
             memory_key(tensor),
-            version_of(tensor),
+            None if tensor.is_inference() else tensor._version,
         )
-        self._known[id(tensor)] = known
+        self.known[id(tensor)] = known
         if known.memory < 0:
             self._assign_inner(tensor, known)
         return known
@@ -81,7 +86,7 @@ class TensorTable:
 
     def find(self, tensor: torch.Tensor) -> Known | None:
         """Return what is known of `tensor`, `None` if it was never seen."""
-        known = self._known.get(id(tensor))
+        known = self.known.get(id(tensor))
         if known is not None and known.tensor() is tensor:
             return known
         return None
@@ -101,13 +106,13 @@ class TensorTable:
 
     def wrote(self, memory: int, node: int) -> None:
         """Record that `node` wrote into `memory`."""
-        self._writes[memory] = node
+        self.writes[memory] = node
 
     def writer_after(self, known: Known) -> int | None:
         """Return the node that wrote the tensor's memory after it became known."""
-        if not self._writes:
+        if not self.writes:
             return None
-        writer = self._writes.get(known.memory)
+        writer = self.writes.get(known.memory)
         if writer is None or (known.node is not None and writer <= known.node):
             return None
         return writer

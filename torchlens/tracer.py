@@ -15,7 +15,12 @@ from .errors import CaptureError, InputError, TorchLensError
 from .graph import Graph
 from .graph_building import ModelNames, build_graph
 from .guards import CompositeGuards
-from .model_state import eager_and_unfused, preserved_randomness, preserved_state
+from .model_state import (
+    eager_and_unfused,
+    preserved_attributes,
+    preserved_randomness,
+    preserved_state,
+)
 from .module_tracking import ModuleTracker, call_sites
 from .records import SiteKey
 from .structures import format_path, leaves
@@ -120,6 +125,7 @@ def _run(
     with ExitStack() as stack:
         stack.enter_context(preserved_randomness(model))
         stack.enter_context(preserved_state(model))
+        stack.enter_context(preserved_attributes(model))
         stack.enter_context(eager_and_unfused())
         stack.callback(state.generators.restore)
         stack.callback(state.restore_written)
