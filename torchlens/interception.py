@@ -4,8 +4,8 @@ Knows which tensor appeared where and when; what happens to it is decided by who
 gave `receive`: the replayer, the probe, or a recording.
 """
 
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -60,6 +60,16 @@ class Interception:
         trace: TracebackType | None,
     ) -> None:
         self._stack.close()
+
+    @contextmanager
+    def removed(self) -> Iterator[None]:
+        """Take everything off the model for a while, so that it runs as it is."""
+        self._stack.close()
+        self.relay.counters.clear()
+        try:
+            yield
+        finally:
+            self._install()
 
     def forward(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, inference: bool

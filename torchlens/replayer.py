@@ -337,7 +337,7 @@ class Replayer:
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> dict[str, Tensor]:
         """Capture everything, and take what exists under its planned key."""
-        with ExitStack() as stack:
+        with self._interception.removed(), ExitStack() as stack:
             self._modes.enter(stack, inference=False)
             capture = run_capture(self._model, args, kwargs, wanted=None, detach=True)
         rows = rows_of_capture(

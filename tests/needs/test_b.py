@@ -282,6 +282,94 @@ class Shifted(nn.Module):
         return self.end(self.body(x).tanh())
 
 
+LAYERS = {
+    "module": "body",
+    "input": {"body": tl.module_input("body")},
+    "op": {"body": tl.func("linear") & tl.in_module("body")},
+}
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_b4_an_extra_call_before_the_planned_one_is_not_taken_for_it(kind: str) -> None:
+    """The first call on the other branch fits in shape, and is another site."""
+    model, items = Shifted(), signs(1, -1, 1)
+    with pytest.raises(tl.PathDivergenceError) as caught:
+        E(model, items, LAYERS[kind])
+    assert "'body' was called 2 times" in str(caught.value)
+    assert "'s4', 's5', 's6', 's7'" in str(caught.value)
+    store = E(model, items, LAYERS[kind], on_divergence="retrace")
+    of_input = kind == "input"
+    pick = (lambda v: v[0]) if of_input else (lambda v: v)
+    wanted = [
+        R(
+            model,
+            items[start : start + 4],  # type: ignore[arg-type]
+            {"body": At("body", pick, call=call, of_input=of_input)},
+        )["body"]
+        for start, call in ((0, 1), (4, 2), (8, 1))
+    ]
+    OK(store, {"body": np.concatenate(wanted)})
+    assert store.missing == {}
+
+
+def test_b4_halting_goes_on_where_the_call_is_the_planned_one() -> None:
+    model = Shifted()
+    plan = planned_positive(model)
+    ends: list[int] = []
+    model.end.register_forward_pre_hook(lambda module, args: ends.append(1))
+    E(model, signs(1, 1, 1), plan)
+    assert not ends
+
+
+class OneOfTwo(nn.Module):
+    """Either branch calls the layer once, on a line of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.mean() > 0:
+            return self.body(x).relu()
+        return self.body(-x)
+
+
+def test_b4_one_call_on_either_branch_is_the_layer() -> None:
+    model, items = OneOfTwo(), signs(1, -1, 1)
+    for policy in ("raise", "retrace"):
+        store = E(model, items, "body", on_divergence=policy)
+        OK(store, R(model, items, ["body"]))  # type: ignore[arg-type]
+
+
+class Outer(nn.Module):
+    """The extra call happens to the module around the wanted one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh())
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.mean() < 0:
+            x = self.block(2 * x)
+        return self.block(x)
+
+
+def test_b4_an_extra_call_of_a_module_around_the_layer_is_seen_too() -> None:
+    model, items = Outer(), signs(1, -1)
+    with pytest.raises(tl.PathDivergenceError, match="'block.0' was called 2 times"):
+        E(model, items, "block.0")
+    store = E(model, items, "block.0", on_divergence="retrace")
+    wanted = [
+        R(model, items[at : at + 4], {"block.0": At("block.0", call=call)})["block.0"]  # type: ignore[arg-type]
+        for at, call in ((0, 1), (4, 2))
+    ]
+    OK(store, {"block.0": np.concatenate(wanted)})
+
+
+def planned_positive(model: nn.Module) -> tl.CapturePlan:
+    return tl.plan(model, torch.rand(4, WIDTH) + 0.1, "body")
+
+
 class Loops(nn.Module):
     """Repeats its layer as long as the values are large."""
 
