@@ -228,6 +228,11 @@ def OK(  # noqa: N802  (the page's name)
         np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance)
 
 
+def hidden_state(output: Any) -> Tensor:
+    """Return the hidden state of a block that returns it alone or first of several."""
+    return output if isinstance(output, Tensor) else output[0]
+
+
 def num_hooks(model: nn.Module) -> int:
     """Return how many hooks and replaced forwards are on a model and its parts."""
     return sum(
