@@ -145,6 +145,8 @@ def describe_op(graph: Graph, node: OpRecord) -> str:
         text += f", {frames[-1].file}:{frames[-1].line}"
     if node.type in _BATCH_NORMS:
         text += "; batch norm in train mode computes statistics of its batch"
+    elif node.type.endswith("dynamic"):
+        text += "; dynamic quantisation takes its scale from the whole batch"
     elif node.type.endswith("dropout"):
         text += "; functional dropout is on unless it is given training=self.training"
     return text

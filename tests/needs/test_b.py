@@ -268,6 +268,37 @@ def test_b4_a_probe_on_both_sides_still_gives_a_plan_or_names_the_site() -> None
     np.testing.assert_array_equal(store["shared"][:], reference["shared"])
 
 
+def test_b4_a_layer_that_the_first_samples_do_not_reach_needs_a_plan_that_does() -> (
+    None
+):
+    model, items = Branches(), signs(-1, 1, -1)
+    with pytest.raises(tl.SelectorError, match="'up' .* was never called as a module"):
+        E(model, items, "up")
+    plan = tl.plan(model, torch.rand(4, WIDTH) + 0.1, "up")
+    store = E(model, items, plan, on_divergence="retrace")
+    assert store.missing == {"up": (*range(4), *range(8, 12))}
+    wanted = R(model, items[4:8], ["up"])["up"]  # type: ignore[arg-type]
+    np.testing.assert_array_equal(store["up"][4:8], wanted)
+
+
+@pytest.mark.parametrize("kind", ["op", "input"])
+def test_b4_ops_and_inputs_are_told_apart_as_layers_are(kind: str) -> None:
+    model, items = Branches(), signs(1, -1, 1)
+    if kind == "op":
+        layers: Any = {"h": tl.func("linear") & tl.in_module("up")}
+    else:
+        layers = {"h": tl.module_input("up")}
+    with pytest.raises(tl.PathDivergenceError, match="'s4', 's5', 's6', 's7'"):
+        E(model, items, layers)
+    store = E(model, items, layers, on_divergence="retrace")
+    assert store.missing == {"h": (4, 5, 6, 7)}
+    at = At("up") if kind == "op" else At("up", lambda v: v[0], of_input=True)
+    for start in (0, 8):
+        rows = items[start : start + 4]
+        wanted = R(model, rows, {"h": at})["h"]  # type: ignore[arg-type]
+        np.testing.assert_array_equal(store["h"][start : start + 4], wanted)
+
+
 class Shifted(nn.Module):
     """On one branch an extra pass comes before the one that both branches have."""
 

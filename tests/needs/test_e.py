@@ -402,6 +402,7 @@ def test_e9_dynamic_scales_depend_on_the_batch_and_are_refused_by_name() -> None
         E(quantised(), D(12), "first")
     text = str(caught.value)
     assert "(linear_dynamic) in module 'first'" in text
+    assert "dynamic quantisation takes its scale from the whole batch" in text
     assert 'allow=("mixing",)' in text
 
 
