@@ -19,7 +19,6 @@ from torchlens.storage import ArraySpec, Layout, RunSpec, Store, open_run
 
 from .blocks import cut_blocks, pending_blocks
 from .config import (
-    DEFAULT_BATCH_SIZE,
     OnDivergence,
     Settings,
     as_dtype_names,
@@ -183,6 +182,7 @@ def run_extraction(
                 dataset,
                 layers,
                 options,
+                batch_size=settings.batch_size,
                 saturate=settings.nonfinite == "saturate",
                 find_plan=lambda request: find_plan(settings, request),
             )
@@ -198,7 +198,7 @@ def run_extraction(
 def open_job(job: Job, settings: Settings) -> OpenRun:
     """Forecast the job, refuse what cannot fit, and open or create its run."""
     room = host_memory_room()
-    batch_size = settings.batch_size or job.source.batch_size or DEFAULT_BATCH_SIZE
+    batch_size = job.batch_size
     layout = choose_layout(
         job.num_rows,
         job.arrays,
@@ -228,7 +228,7 @@ def open_job(job: Job, settings: Settings) -> OpenRun:
         num_rows=job.num_rows,
         arrays=job.arrays,
         identity=job.identity,
-        provenance={**job.provenance, "batch_size": batch_size},
+        provenance=job.provenance,
         block_rows=layout.block_rows,
         batch_size=batch_size,
     )

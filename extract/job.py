@@ -27,6 +27,7 @@ from torchlens.selector_algebra import Selector
 from torchlens.storage import ArraySpec
 
 from .code_digest import digest_code
+from .config import DEFAULT_BATCH_SIZE
 from .fingerprints import describe_callable, fingerprint_rows
 from .loading import BatchMaker, Failure, read_items
 from .model_call import InputRule, Inputs, make_input_rule, read_signature
@@ -38,6 +39,8 @@ __all__ = ["DataOptions", "Job", "example_inputs", "make_job"]
 
 _EXAMPLE_ROWS = 3
 _TRIED_ROWS = 20
+# The plan's check whose failure says that values depend on who is in the batch.
+_ALONE = "sample alone equals sample in batch"
 
 FindPlan = Callable[[str], CapturePlan | None]
 
@@ -71,6 +74,7 @@ class Job:
         make: Makes batches, with ids and metadata.
         rule: Makes arguments from batches.
         device: Where inputs go; `None` leaves them where they are.
+        batch_size: Samples run together.
         arrays: What the store holds.
         identity: Every fact that all layers' values depend on.
         provenance: Facts worth keeping, the plan among them.
@@ -83,6 +87,7 @@ class Job:
     make: BatchMaker
     rule: InputRule
     device: torch.device | None
+    batch_size: int
     arrays: Mapping[str, ArraySpec]
     identity: Mapping[str, Any]
     provenance: Mapping[str, Any]
@@ -100,6 +105,7 @@ def make_job(
     layers: Layers | CapturePlan,
     options: DataOptions,
     *,
+    batch_size: int | None,
     saturate: bool,
     find_plan: FindPlan,
 ) -> Job:
@@ -110,6 +116,7 @@ def make_job(
         dataset: Any form that `open_source` takes.
         layers: What to extract, or a finished plan.
         options: How to read the data.
+        batch_size: Samples run together; `None` takes a DataLoader's, else the default.
         saturate: Whether overflow is cut to the largest value, which changes values.
         find_plan: Returns the plan that an earlier run made for the same request.
 
@@ -123,7 +130,10 @@ def make_job(
         num_workers=options.num_workers,
         transform=options.transform,
     )
-    source, pairs, fingerprint = _look_at(source, options.fingerprint)
+    batch_size = batch_size or source.batch_size or DEFAULT_BATCH_SIZE
+    # A model that takes batches of one size only has to be shown such a batch.
+    num_shown = batch_size if "fixed_batch" in options.allow else _EXAMPLE_ROWS
+    source, pairs, fingerprint = _look_at(source, options.fingerprint, num_shown)
     metadata = make_metadata(options.metadata, source)
     ids = make_id_rule(options.ids, source, pairs[0][1], metadata)
     signature = read_signature(plain)
@@ -134,7 +144,7 @@ def make_job(
     device = _input_device(plain, options.device)
     inputs = rule.apply(example.inputs, device)
 
-    identity = {
+    identity: dict[str, Any] = {
         "dataset": {
             "num_rows": source.num_rows,
             "ids": ids.identity(),
@@ -159,6 +169,10 @@ def make_job(
         plan = known or make_plan(
             model, inputs, layers, dtype=options.dtype, allow=options.allow
         )
+    if plan.fixed_batch is not None:
+        batch_size = min(batch_size, plan.fixed_batch)
+    if any(check.name == _ALONE and not check.passed for check in plan.checks):
+        identity["batch_size"] = batch_size
     facts = plan.identity()
     sites = facts.pop("sites")
     # The graph up to the deepest site changes when layers are added later; each site
@@ -172,6 +186,7 @@ def make_job(
         make=make,
         rule=rule,
         device=device,
+        batch_size=batch_size,
         arrays={
             site.name: ArraySpec(site.row_shape, site.stored_dtype, sites[site.name])
             for site in plan.sites
@@ -180,6 +195,7 @@ def make_job(
         provenance={
             "request": request,
             "plan": json.loads(plan.to_json()),
+            "batch_size": batch_size,
             "torch": plan.torch_version,
             "python": plan.python_version,
         },
@@ -200,20 +216,20 @@ def example_inputs(
 
 
 def _look_at(
-    source: Source, given: str | None
+    source: Source, given: str | None, num_shown: int = _EXAMPLE_ROWS
 ) -> tuple[Source, list[tuple[int, Any]], str | None]:
-    """Return the source with its length, a few items, and its fingerprint."""
+    """Return the source with its length, its first items, and its fingerprint."""
     if source.streamed:
-        counted = count_stream(source)
-        items = counted.first_items[:_EXAMPLE_ROWS]
-        return counted.source, list(enumerate(items)), given or counted.fingerprint
-    return source, _first_items(source), given or fingerprint_rows(source)
+        counted = count_stream(source, num_shown)
+        items = list(enumerate(counted.first_items))
+        return counted.source, items, given or counted.fingerprint
+    return source, _first_items(source, num_shown), given or fingerprint_rows(source)
 
 
-def _first_items(source: Source) -> list[tuple[int, Any]]:
+def _first_items(source: Source, num_shown: int) -> list[tuple[int, Any]]:
     """Return the first items that can be read; the example is made of them."""
     assert source.num_rows is not None
-    rows = range(min(_TRIED_ROWS, source.num_rows))
+    rows = range(min(num_shown + _TRIED_ROWS, source.num_rows))
     pairs = (pair for row in rows for pair in read_items(source.items, [row]))
     failures: list[Failure] = []
 
@@ -222,7 +238,7 @@ def _first_items(source: Source) -> list[tuple[int, Any]]:
             failures.append(pair[1])
         return not isinstance(pair[1], Failure)
 
-    found = list(islice(filter(readable, pairs), _EXAMPLE_ROWS))
+    found = list(islice(filter(readable, pairs), num_shown))
     if not found:
         error = DataError(
             f"None of the first {len(rows)} items of the dataset could be read. The "

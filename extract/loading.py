@@ -101,19 +101,21 @@ class BatchMaker:
     def __call__(self, pairs: list[tuple[int, Any]]) -> LoadedBatch:
         """Collate items that were read, and list those that were not."""
         ids, items, rows, failures = [], [], [], []
-        columns: dict[str, list[Any]] = {key: [] for key in self.metadata.item_keys}
+        values: list[list[Any]] = []
         for row, item in pairs:
             if isinstance(item, Failure):
                 ids.append(self.ids.without_item(row))
-                values = [None] * len(columns)
+                values.append([None] * len(self.metadata.item_keys))
                 failures.append(item)
             else:
                 ids.append(self.ids.id_of(row, item))
-                values = self.metadata.of_item(row, item)
+                values.append(self.metadata.of_item(row, item))
                 items.append(self._without_dropped(item))
                 rows.append(row)
-            for column, value in zip(columns.values(), values, strict=True):
-                column.append(value)
+        columns = {
+            key: [line[at] for line in values]
+            for at, key in enumerate(self.metadata.item_keys)
+        }
         inputs = self._join(items, rows) if items else None
         all_rows = [row for row, _ in pairs]
         return LoadedBatch(all_rows, rows, ids, columns, inputs, failures)

@@ -13,32 +13,42 @@ from typing import Any, Literal
 
 __all__ = ["Progress", "RunSummary", "Stage", "StageClock"]
 
-Stage = Literal["prepare", "load", "forward", "copy", "write"]
-_STAGES: tuple[Stage, ...] = ("prepare", "load", "forward", "copy", "write")
+Stage = Literal["prepare", "load", "forward", "copy", "write", "other"]
+_STAGES: tuple[Stage, ...] = ("prepare", "load", "forward", "copy", "write", "other")
+_STEADY: tuple[Stage, ...] = ("load", "forward", "copy", "write")
 _WORDS = {
     "prepare": "preparing",
     "load": "reading data",
     "forward": "forward",
     "copy": "copying to the host",
     "write": "writing",
+    "other": "bookkeeping",
 }
 
 
 class StageClock:
-    """Seconds per stage of the thread that runs the model."""
+    """Seconds per stage of the thread that runs the model; "other" between stages."""
 
     def __init__(self) -> None:
         self.seconds: dict[Stage, float] = dict.fromkeys(_STAGES, 0.0)
-        self._started = time.perf_counter()
+        self._started = self._since = time.perf_counter()
+        self._current: Stage = "other"
 
     @contextmanager
     def stage(self, name: Stage) -> Iterator[None]:
-        """Add the time inside the `with` to a stage."""
-        begun = time.perf_counter()
+        """Count the time inside the `with` for a stage, and not for the one around."""
+        outer = self._current
+        self._turn_to(name)
         try:
             yield
         finally:
-            self.seconds[name] += time.perf_counter() - begun
+            self._turn_to(outer)
+
+    def _turn_to(self, name: Stage) -> None:
+        now = time.perf_counter()
+        self.seconds[self._current] += now - self._since
+        self._since = now
+        self._current = name
 
     @property
     def wall_seconds(self) -> float:
@@ -48,8 +58,7 @@ class StageClock:
     @property
     def bottleneck(self) -> Stage:
         """The stage of the steady run that took longest."""
-        steady = [name for name in _STAGES if name != "prepare"]
-        return max(steady, key=lambda name: self.seconds[name])
+        return max(_STEADY, key=lambda name: self.seconds[name])
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +96,7 @@ class RunSummary:
     @property
     def bottleneck(self) -> Stage:
         """The stage of the steady run that took longest."""
-        steady = {k: v for k, v in self.stage_seconds.items() if k != "prepare"}
-        return max(steady, key=lambda name: steady[name])
+        return max(_STEADY, key=lambda name: self.stage_seconds[name])
 
     def __str__(self) -> str:
         if not self.blocks_done:

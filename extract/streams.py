@@ -25,8 +25,8 @@ class CountedStream:
     first_items: tuple[object, ...]
 
 
-def count_stream(source: Source) -> CountedStream:
-    """Read an iterable dataset once and fix its number of rows.
+def count_stream(source: Source, num_shown: int = 3) -> CountedStream:
+    """Read an iterable dataset once, fix its number of rows, and keep the first ones.
 
     Every array of a store declares its rows at the start, and ids must be unique, so
     one pass without the model comes first.
@@ -43,7 +43,7 @@ def count_stream(source: Source) -> CountedStream:
     for item in stream_items(source):
         if count < compared:
             digests.append(digest_item(item))
-        if len(first) < _COMPARED_ROUNDS:
+        if len(first) < num_shown:
             first.append(item)
         count += 1
     if count == 0:

@@ -229,6 +229,49 @@ def test_names_and_ready_plans_are_taken_as_layers(mlp: nn.Module, hooked: Any) 
     np.testing.assert_array_equal(planned["linear_1_1"][:], wanted)
 
 
+class EightOnly(nn.Module):
+    """Takes batches of eight samples and no other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(x.reshape(8, 3)) + 0
+
+
+def test_model_of_one_batch_size_is_run_in_such_batches() -> None:
+    data, model = torch.randn(20, 3), EightOnly()
+    options: dict[str, Any] = {"output_dir": None, "allow": ("fixed_batch",)}
+    store = quiet(model, data, ["out"], batch_size=8, **options)
+    with torch.no_grad():
+        wanted = model.out(torch.cat([data, data[-1:].expand(4, 3)]))[:20]
+    np.testing.assert_allclose(store["out"][:], wanted.numpy(), rtol=1e-5)
+
+
+class Centred(nn.Module):
+    """Mixes the samples of a batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(x - x.mean(0)) + 0
+
+
+def test_batch_size_belongs_to_the_identity_only_where_samples_mix(
+    mlp: nn.Module, tmp_path: Path
+) -> None:
+    data = torch.randn(16, 8)
+    options: dict[str, Any] = {"output_dir": tmp_path / "a", "allow": ("mixing",)}
+    quiet(Centred(), data, ["out"], batch_size=8, **options)
+    with pytest.raises(ResumeError, match="identity.batch_size: stored 8, now 4"):
+        quiet(Centred(), data, ["out"], batch_size=4, **options)
+    quiet(mlp, data, ["2"], output_dir=tmp_path / "b", batch_size=8)
+    quiet(mlp, data, ["2"], output_dir=tmp_path / "b", batch_size=4)
+
+
 @pytest.mark.parametrize("length", [1, 2, 3])
 def test_tiny_datasets_work(mlp: nn.Module, hooked: Any, length: int) -> None:
     data = torch.randn(length, 8)

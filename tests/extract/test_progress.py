@@ -18,6 +18,7 @@ DONE = RunSummary(
         "forward": 5.0,
         "copy": 0.5,
         "write": 1.5,
+        "other": 0.0,
     },
     writer_seconds=3.0,
     wall_seconds=10.0,
@@ -68,6 +69,17 @@ def test_clock_splits_time_into_stages() -> None:
     assert clock.bottleneck == "forward"
     assert 0 < clock.seconds["forward"] <= clock.wall_seconds
     assert clock.seconds["write"] == 0
+
+
+def test_time_inside_another_stage_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter([0.0, 1.0, 3.0, 7.0, 15.0, 31.0])
+    monkeypatch.setattr("time.perf_counter", lambda: next(now))
+    clock = StageClock()
+    with clock.stage("write"):
+        with clock.stage("copy"):
+            pass
+    assert clock.seconds["write"] == 2 + 8 and clock.seconds["copy"] == 4
+    assert clock.seconds["other"] == 1 and clock.wall_seconds == 31
 
 
 def test_bar_is_drawn_only_when_wanted(capsys: pytest.CaptureFixture[str]) -> None:
