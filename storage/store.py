@@ -96,6 +96,20 @@ class Store:
         return {name: tuple(sorted(rows)) for name, rows in found.items() if rows}
 
     @property
+    def counters(self) -> dict[str, dict[str, Any]]:
+        """What was counted of each layer's values, such as NaN, with sample ids.
+
+        Layers without anything to report are left out.
+        """
+        total: dict[str, dict[str, Any]] = {}
+        for commit in self.commits:
+            for layer, counts in commit.counters.items():
+                known = total.setdefault(layer, {})
+                for name, value in counts.items():
+                    known[name] = known[name] + value if name in known else value
+        return total
+
+    @property
     def ids(self) -> tuple[str, ...]:
         """Sample ids of the committed rows, in dataset order."""
         if self._ids is None:
