@@ -8,11 +8,11 @@ import json
 from torchlens.errors import PlanError
 from torchlens.plans import CapturePlan
 from torchlens.storage.objects import open_objects
-from torchlens.storage.runs import is_store, read_runs
+from torchlens.storage.runs import read_runs
 
 from .config import Settings
 
-__all__ = ["find_plan", "store_exists"]
+__all__ = ["find_plan", "stored_layers"]
 
 
 def find_plan(settings: Settings, request: str) -> CapturePlan | None:
@@ -30,8 +30,9 @@ def find_plan(settings: Settings, request: str) -> CapturePlan | None:
     return None
 
 
-def store_exists(settings: Settings) -> bool:
-    """Return whether a store of ours, finished or not, is at the place."""
-    if settings.output_dir is None:
-        return False
-    return is_store(open_objects(settings.output_dir))
+def stored_layers(settings: Settings) -> frozenset[str]:
+    """Return the layers of all runs in the store, finished or not, that will stay."""
+    if settings.output_dir is None or settings.overwrite:
+        return frozenset()
+    runs = read_runs(open_objects(settings.output_dir))
+    return frozenset(name for run in runs for name in run.record.arrays)

@@ -24,7 +24,7 @@ from .config import (
     as_dtype_names,
     as_location,
 )
-from .earlier_runs import find_plan, store_exists
+from .earlier_runs import find_plan, stored_layers
 from .forecast import choose_layout, forecast_run, plan_pieces
 from .interrupts import StopWatch
 from .job import DataOptions, Job, make_job
@@ -218,12 +218,13 @@ def open_job(job: Job, settings: Settings) -> OpenRun:
             room=room,
         )
         found.check(settings.max_bytes)
-        say(settings.progress and rows > 0, f"forecast: {found}")
+        say(settings.progress, f"forecast: {found}")
 
-    is_new = settings.overwrite or not store_exists(settings)
-    if is_new:
+    known = stored_layers(settings)
+    new = {name: spec for name, spec in job.arrays.items() if name not in known}
+    if new:
         # Before anything is created or deleted.
-        forecast(job.arrays, layout, job.num_rows)
+        forecast(new, layout, job.num_rows)
     spec = RunSpec(
         num_rows=job.num_rows,
         arrays=job.arrays,
@@ -235,7 +236,7 @@ def open_job(job: Job, settings: Settings) -> OpenRun:
     writer = open_run(settings.output_dir, spec, overwrite=settings.overwrite)
     blocks = cut_blocks(job.num_rows, writer.layout.block_rows)
     pending = pending_blocks(blocks, writer.committed())
-    if not is_new:
+    if pending and not new:
         forecast(writer.arrays, writer.layout, sum(map(len, pending)))
     sites = tuple(site for site in job.plan.sites if site.name in writer.arrays)
     return OpenRun(

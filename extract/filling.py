@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .pieces import OpenBlock, Piece
 from .staging import Staging, cast_rows
-from .writing import BlockPipe, OpenBlock, Piece
+from .writing import BlockPipe
 
 __all__ = ["BlockFiller", "LayerTarget"]
 

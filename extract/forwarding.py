@@ -12,8 +12,8 @@ from torchlens.replayer import Policy, Replayer
 from .filling import BlockFiller
 from .loading import LoadedBatch
 from .model_call import InputRule
+from .pieces import OpenBlock
 from .progress import StageClock
-from .writing import OpenBlock
 
 __all__ = ["BatchRunner"]
 

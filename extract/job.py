@@ -4,10 +4,9 @@ Nothing here touches the store except to look for an earlier plan; nothing runs 
 model except the making of a new plan.
 """
 
-import hashlib
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -15,22 +14,19 @@ import torch
 from torch import nn
 from torch.utils.data import default_collate
 
-from torchlens.errors import DataError, InputError, ModelError, SelectorError
-from torchlens.identity import identify
+from torchlens.errors import DataError, InputError, ModelError
 from torchlens.lookup import Layers
 from torchlens.model_access import unwrap_model
 from torchlens.model_inputs import ModelInputs
 from torchlens.planner import plan as make_plan
 from torchlens.plans import CapturePlan
-from torchlens.run_modes import ambient_autocast
-from torchlens.selector_algebra import Selector
 from torchlens.storage import ArraySpec
 
-from .code_digest import digest_code
 from .config import DEFAULT_BATCH_SIZE
 from .fingerprints import describe_callable, fingerprint_rows
 from .loading import BatchMaker, Failure, read_items
 from .model_call import InputRule, Inputs, make_input_rule, read_signature
+from .plan_request import digest_request
 from .sample_ids import Metadata, make_id_rule, make_metadata
 from .samples import Source, open_source
 from .streams import count_stream
@@ -163,7 +159,9 @@ def make_job(
             )
         plan, checked = layers, False
     else:
-        request = _request_digest(plain, layers, options, identity, inputs)
+        request = digest_request(
+            plain, layers, options.dtype, options.allow, identity, inputs
+        )
         known = find_plan(request) if request is not None else None
         checked = True
         plan = known or make_plan(
@@ -277,49 +275,3 @@ def _describe_preprocessing(source: Source, options: DataOptions) -> dict[str, A
     if source.collate is not default_collate:
         found["collate"] = describe_callable(source.collate)
     return found
-
-
-def _request_digest(
-    model: nn.Module,
-    layers: Layers,
-    options: DataOptions,
-    identity: Mapping[str, Any],
-    inputs: ModelInputs,
-) -> str | None:
-    """Return a digest of all that a plan is made from, or `None` if it cannot be told.
-
-    Two equal requests lead to the same plan, so the later one need not trace.
-    """
-    code, described = digest_code(model), _describe_layers(layers)
-    if code is None or described is None:
-        return None
-    facts = {
-        "model": asdict(identify(model)),
-        "code": code,
-        "layers": described,
-        "dtype": options.dtype,
-        "allow": sorted(options.allow),
-        "identity": identity,
-        "inputs": inputs.describe(),
-        "autocast": [asdict(ambient_autocast(kind)) for kind in ("cpu", "cuda")],
-    }
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
-
-
-def _describe_layers(layers: Any) -> Any:
-    """Return layers as plain data, or `None` for what has no such form."""
-    if isinstance(layers, str):
-        return layers
-    if isinstance(layers, Mapping):
-        values = {str(name): _describe_layers(layers[name]) for name in layers}
-        return None if None in values.values() else {"mapping": list(values.items())}
-    if isinstance(layers, Sequence):
-        entries = [_describe_layers(layer) for layer in layers]
-        return None if None in entries else entries
-    if isinstance(layers, Selector):
-        try:
-            return {"selector": layers.to_json()}
-        except SelectorError:
-            # It holds a function of the caller's.
-            return None
-    return None

@@ -35,6 +35,11 @@ class IdRule:
     key: str | None = None
     function: Callable[[Any], object] | None = None
 
+    @property
+    def from_items(self) -> bool:
+        """Whether ids are only known when items are read."""
+        return self.key is not None or self.function is not None
+
     def id_of(self, row: int, item: Any) -> str:
         """Return the id of `item`, which is row `row`."""
         if self.known is not None:
@@ -54,8 +59,7 @@ class IdRule:
         """Return the id of a row whose item could not be read."""
         if self.known is not None:
             return self.known[row]
-        from_item = self.key is not None or self.function is not None
-        return f"unreadable-{row}" if from_item else str(row)
+        return f"unreadable-{row}" if self.from_items else str(row)
 
     def identity(self) -> str:
         """Return what tells these ids from others before items are read."""

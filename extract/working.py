@@ -23,10 +23,11 @@ from .forwarding import BatchRunner
 from .interrupts import RequeueExit, StopWatch
 from .job import Job
 from .loading import LoadedBatch, load_batches
+from .pieces import OpenBlock
 from .progress import Progress, StageClock
 from .sample_ids import UniqueIds
 from .staging import CudaStaging, DirectStaging, Staging
-from .writing import BlockPipe, OpenBlock
+from .writing import BlockPipe
 
 __all__ = ["OpenRun", "WorkResult", "work_blocks"]
 
@@ -186,7 +187,8 @@ class _Worker:
         if batch.all_rows != list(rows):
             raise AssertionError(f"The loader gave rows {batch.all_rows} for {rows}.")
         self._pipe.check()
-        self._unique.add(rows.start, batch.ids)
+        if self._job.make.ids.from_items:
+            self._unique.add(rows.start, batch.ids)
         if batch.failures:
             failed = {failure.row for failure in batch.failures}
             self._result.skipped_ids += [

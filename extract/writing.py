@@ -11,7 +11,6 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Literal
 
@@ -20,55 +19,13 @@ import torch
 from torch import Tensor
 
 from torchlens.errors import NonFiniteError, StoreError, TorchLensError
-from torchlens.storage import BlockWriter
 
-from .blocks import Block
+from .pieces import OpenBlock, Piece, to_numpy
 from .statistics import LayerCounts, count_nonfinite
 
-__all__ = ["BlockFacts", "BlockPipe", "OpenBlock", "Piece"]
+__all__ = ["BlockPipe", "NonFinite"]
 
 NonFinite = Literal["raise", "keep", "saturate"]
-
-
-@dataclass(slots=True)
-class BlockFacts:
-    """What is recorded of a block beside its rows; complete when it is sealed."""
-
-    ids: list[str] = field(default_factory=list)
-    metadata: dict[str, list[Any]] = field(default_factory=dict)
-    failed: list[int] = field(default_factory=list)
-    missing: dict[str, list[int]] = field(default_factory=dict)
-    batch_rows: list[int] = field(default_factory=list)
-    seconds: float = 0.0
-
-
-@dataclass(slots=True)
-class Piece:
-    """Consecutive rows of one layer of one block.
-
-    `rows` are those filled of `buffer`; `holes` are positions among them that have no
-    value; `overflowed` counts values per row that did not fit the dtype.
-    """
-
-    layer: str
-    start: int
-    buffer: Tensor
-    rows: Tensor
-    holes: list[int]
-    overflowed: Tensor | None
-    ids: list[str]
-
-
-class OpenBlock:
-    """A block in work: what came, what is still in a queue, and whether it is all."""
-
-    def __init__(self, block: Block, writer: BlockWriter) -> None:
-        self.block = block
-        self.writer = writer
-        self.facts = BlockFacts()
-        self.counts: dict[str, LayerCounts] = defaultdict(LayerCounts)
-        self.queued = 0
-        self.sealed = False
 
 
 class BlockPipe:
@@ -266,15 +223,6 @@ class BlockPipe:
             for name, counts in block.counts.items():
                 if counts:
                     self.counts[name].merge(counts)
-
-
-def to_numpy(rows: Tensor) -> np.ndarray[Any, Any]:
-    """Return host rows as the store takes them: bfloat16 as its bit patterns."""
-    if rows.dtype is torch.bfloat16:
-        bits: np.ndarray[Any, Any] = rows.view(torch.int16).numpy().view(np.uint16)
-        return bits
-    values: np.ndarray[Any, Any] = rows.numpy()
-    return values
 
 
 def _refused(piece: Piece, counts: LayerCounts) -> NonFiniteError:

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from torchlens.extract.blocks import Block
 from torchlens.extract.filling import BlockFiller, LayerTarget
+from torchlens.extract.pieces import OpenBlock, Piece
 from torchlens.extract.staging import DirectStaging, Staging
-from torchlens.extract.writing import OpenBlock, Piece
 
 
 class LateStaging(DirectStaging):

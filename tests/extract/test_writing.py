@@ -10,8 +10,9 @@ import torch
 
 from torchlens.errors import NonFiniteError, StoreError
 from torchlens.extract.blocks import Block
+from torchlens.extract.pieces import OpenBlock, Piece, to_numpy
 from torchlens.extract.staging import DirectStaging
-from torchlens.extract.writing import BlockPipe, OpenBlock, Piece, to_numpy
+from torchlens.extract.writing import BlockPipe
 
 STAGING = DirectStaging()
 FILL = {"a": torch.tensor(float("nan")), "b": torch.tensor(0)}
