@@ -56,8 +56,9 @@ class Photographs(Dataset[torch.Tensor]):
 
     def __getitem__(self, index: int) -> torch.Tensor:
         with Image.open(self.paths[index]) as image:
-            resized = image.convert("RGB").resize((227, 227), Image.Resampling.BILINEAR)
-        bgr = np.asarray(resized, dtype=np.float32)[:, :, ::-1] - MEAN_BGR
+            resized = image.convert("RGB").resize(SIZE, Image.Resampling.BILINEAR)
+        bgr = np.asarray(resized, dtype=np.float32)[:, :, ::-1]
+        bgr = bgr - np.array(MEAN_BGR, dtype=np.float32)
         return torch.from_numpy(np.ascontiguousarray(bgr.transpose(2, 0, 1)))
 
 

@@ -40,7 +40,7 @@ class Demo:
 
     def table(self, *args: str) -> dict[str, float]:
         result = self.run(*args)
-        assert result.returncode == 0, result.stderr
+        assert result.returncode == 0, result.stderr[-2000:]
         return read_table(result.stdout)
 
     def expected(self, weights: Path) -> dict[str, float]:
