@@ -1,7 +1,7 @@
 """Makes a plan: traces once, then proves on small batches what every site will do."""
 
 import inspect
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
@@ -83,7 +83,9 @@ def plan(
         modes.enter(stack, inference=False)
         probe = Probe(module, modes)
         study = _study(module, probe, inputs, layers, batch_axis, frozenset(allow))
-        inference = not left.found
+        # A forward that turns autograd on for itself cannot do so in inference mode.
+        differentiates = any(op.requires_grad for op in study.graph.ops)
+        inference = not (left.found or differentiates)
     batch, graph, evidence = study.batch, study.graph, study.evidence
     site_plans = _site_plans(graph, study.sites, study.catches, evidence)
     site_plans = choose_dtypes(site_plans, dtype)
@@ -101,11 +103,7 @@ def plan(
         weight_bytes=_weight_bytes(module),
         activation_bytes=_activation_bytes(graph) // batch.num_samples(batch_axis),
         checks=evidence.checks,
-        notes=(
-            *evidence.notes,
-            *study.notes,
-            *_alias_notes(graph, study.sites.values()),
-        ),
+        notes=(*evidence.notes, *study.notes, *_alias_notes(study)),
     )
 
 
@@ -249,13 +247,14 @@ def _site_plans(
     return tuple(plans)
 
 
-def _alias_notes(graph: Graph, sites: Iterable[Site]) -> list[str]:
+def _alias_notes(study: _Study) -> list[str]:
     """Say which of the planned modules can be reached under several addresses."""
-    planned = dict.fromkeys(site.address for site in sites if site.address is not None)
+    addresses = dict.fromkeys(site.address for site in study.sites.values())
+    modules = (study.graph.modules[name] for name in addresses if name is not None)
     return [
-        f"{listed((address, *graph.modules[address].aliases))} are one module"
-        for address in planned
-        if graph.modules[address].aliases
+        f"{listed((module.address, *module.aliases))} are one module"
+        for module in modules
+        if module.aliases
     ]
 
 

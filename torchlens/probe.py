@@ -26,6 +26,7 @@ __all__ = [
     "Probe",
     "Sighting",
     "first_line",
+    "is_batched",
     "preserved_tensors",
 ]
 
@@ -169,10 +170,15 @@ def _tensors(output: Any) -> tuple[Tensor, ...]:
     return tuple(tensor for _, tensor in leaves(output))
 
 
+def is_batched(tensor: Tensor) -> bool:
+    """Return whether `tensor` exists inside a transform such as vmap only."""
+    return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
+
+
 def _is_unsafe(tensor: Tensor, version: int | None, clone: Tensor) -> bool:
     if version is None or tensor._version != version:
         return True
-    if tensor.layout is not torch.strided or tensor.is_quantized:
+    if tensor.layout is not torch.strided or tensor.is_quantized or is_batched(tensor):
         return True
     # Writes through numpy, `.data` or an extension are not counted.
     if not torch.equal(tensor, clone):

@@ -18,7 +18,7 @@ from .graph import Graph
 from .model_inputs import ModelInputs
 from .model_state import random_state
 from .plans import Check
-from .probe import Probe, Sighting, first_line
+from .probe import Probe, Sighting, first_line, is_batched
 from .row_layout import RowLayout
 from .self_checks import (
     find_drawing_op,
@@ -124,6 +124,12 @@ class _Gathering:
 
     def _refuse_unusable(self, values: Sequence[Tensor]) -> None:
         for name, value in zip(self._names, values, strict=True):
+            if is_batched(value):
+                raise PlanError(
+                    f"The site {name!r} lies inside torch.vmap or another function "
+                    "transform, where a tensor stands for many and cannot be kept. "
+                    "Choose a site outside of it."
+                )
             if value.layout is not torch.strided or value.is_quantized:
                 kind = "quantised" if value.is_quantized else str(value.layout)[6:]
                 raise PlanError(

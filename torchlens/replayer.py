@@ -166,7 +166,9 @@ class Replayer:
         """
         template = self._begin(num_samples, out)
         args, kwargs = template.pad(args, kwargs)
-        versions = _versions(args, kwargs)
+        # Only a batch that may run twice needs its inputs watched.
+        once = out is not None and self._policy == "raise"
+        versions = [] if once else _versions(args, kwargs)
         inference = out is not None and self.plan.inference
         failure: Exception | None = None
         try:
@@ -225,6 +227,9 @@ class Replayer:
             self._refuse(index, tensor)
         if index in self._constants:
             self._check_constant(index, tensor)
+        if tensor.requires_grad:
+            # The forward has turned autograd on for itself; rows are values.
+            tensor = tensor.detach()
         rows = self._rows[index]
         value = tensor if rows is None else rows(tensor)
         if self._targets is not None:

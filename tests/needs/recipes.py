@@ -179,7 +179,7 @@ def _watch(
         )
 
     def after(_: nn.Module, args: Any, output: Any) -> None:
-        seen.setdefault((address, False), []).append(copy.deepcopy(output))
+        seen.setdefault((address, False), []).append(cloned(output))
 
     module.register_forward_pre_hook(before, with_kwargs=True)
     module.register_forward_hook(after)
@@ -226,6 +226,12 @@ def OK(  # noqa: N802  (the page's name)
         assert found.dtype == expected.dtype, name
         assert np.isfinite(found).all(), name
         np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance)
+
+
+def cloned(output: Any) -> Any:
+    """Return a copy of a module's output."""
+    # A tensor that autograd follows cannot be copied as an object.
+    return output.detach().clone() if torch.is_tensor(output) else copy.deepcopy(output)
 
 
 def hidden_state(output: Any) -> Tensor:

@@ -199,6 +199,60 @@ def test_c12_a_module_that_shares_its_weights_names_the_one_that_ran() -> None:
         E(model, VECTORS, ["idle"])
 
 
+class Differentiates(nn.Module):
+    """Goes on with a gradient that it computes itself, as energy models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.energy = nn.Linear(WIDTH, WIDTH)
+        self.last = nn.Linear(WIDTH, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            (force,) = torch.autograd.grad(self.energy(x).pow(2).sum(), x)
+        return self.last(force)
+
+
+def test_c12_a_model_that_differentiates_in_its_forward_is_captured() -> None:
+    model = Differentiates()
+    layers = ["energy", "last"]
+    reference = R(model, VECTORS, layers)
+    OK(E(model, VECTORS, layers), reference)
+    batch = torch.stack([VECTORS[index]["x"] for index in range(7)])
+    with tl.Replayer(model, tl.plan(model, batch, layers)) as replayer:
+        rows = replayer.run((batch,), {}, num_samples=7)
+    assert not rows["energy"].requires_grad
+    np.testing.assert_array_equal(rows["energy"].numpy(), reference["energy"])
+
+
+class Vectorises(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(WIDTH, WIDTH)
+        self.last = nn.Linear(WIDTH, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.vmap(lambda one: self.inner(one).relu())(x))
+
+
+def test_c12_layers_inside_vmap_are_refused_and_those_outside_are_not() -> None:
+    model = Vectorises()
+    OK(E(model, VECTORS, ["last"]), R(model, VECTORS, ["last"]), tolerance=1e-6)
+    for layer in ("inner", tl.func("relu")):
+        with pytest.raises(tl.PlanError, match="lies inside torch.vmap"):
+            E(model, VECTORS, layer)
+
+
+def test_c12_a_torchscript_part_is_refused_with_the_reason() -> None:
+    with pytest.warns(FutureWarning, match="torch.jit.trace|deprecated"):
+        part = torch.jit.script(nn.Linear(WIDTH, WIDTH))
+    model = nn.Sequential(part, nn.Linear(WIDTH, 2))
+    assert E(model, VECTORS, ["1"])["1"].shape == (7, 2)
+    with pytest.raises(tl.SelectorError, match="it is TorchScript, whose calls"):
+        E(model, VECTORS, ["0"])
+
+
 class StackedExperts(nn.Module):
     """Four experts as one stacked parameter, all of them run on every token."""
 
