@@ -6,8 +6,9 @@ cut off by hand.  Rows are copied into tensors allocated before ("out") or hande
 ("kept"); nothing is written to disk.  The plain forward runs in the same grad mode on
 the same batch; hooks written by hand that copy to the same tensors stand beside it.
 
-CPU seconds of the process with one torch thread, ways interleaved, medians of the
-ratios within a round.
+CPU seconds of the process with one torch thread, ways interleaved.  The verdict is on
+the median of the ratios within a round; the ratio of the fastest rounds stands beside
+it, since other work on the machine disturbs single rounds.
 
 Run:  python benchmarks/replay.py [--rounds N] [--only TEXT]
 """
@@ -22,7 +23,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -30,7 +31,7 @@ from torch import Tensor, nn
 
 from torchlens import ModelInputs, Replayer, plan
 
-SECONDS_PER_TURN = 0.4
+SECONDS_PER_TURN = 0.02
 Way = Callable[[], object]
 
 
@@ -44,7 +45,7 @@ class Case:
     layers: Mapping[str, str]
     bar: float
     truncated: nn.Module | None = None
-    hooked: tuple[str, ...] = field(default=())
+    hooked: bool = False
 
 
 def resnet() -> nn.Module:
@@ -96,15 +97,19 @@ def cases(only: str) -> Iterator[Case]:
         if only in title:
             found.append(lambda: make(title))
 
-    stages = {name: name for name in ("layer1", "layer2", "layer3", "layer4")}
-    sums = {f"sum {k}": f"iadd_{k}" for k in (2, 4, 6, 8)}
+    # The model's last module or op is among the sites: nothing is saved by halting.
+    stages = {name: name for name in ("layer1", "layer2", "layer3", "layer4", "fc")}
+    sums = {f"sum {k}": f"iadd_{k}" for k in (2, 4, 6, 8)} | {"fc": "linear_1"}
     large = ModelInputs((torch.randn(16, 3, 224, 224),))
     small = ModelInputs((torch.randn(1, 3, 64, 64),))
     text = ModelInputs((), {"input_ids": torch.randint(0, 1000, (1, 8))})
-    blocks = {f"h.{k}": f"h.{k}" for k in range(12)}
-    residuals = {f"sum {k}": f"add_{2 * k + 1}" for k in range(1, 13)}
-    three = {name: blocks[name] for name in ("h.2", "h.5", "h.11")}
-    some = {name: residuals[name] for name in ("sum 3", "sum 6", "sum 12")}
+    blocks = {f"h.{k}": f"h.{k}" for k in range(12)} | {"ln_f": "ln_f"}
+    # GPT-2's activation adds twice in every block, its attention never.
+    residuals = {f"h.{k}": f"add_{4 * k + 6}" for k in range(12)}
+    residuals["ln_f"] = "layernorm_25"
+    some = ("h.2", "h.5", "h.11", "ln_f")
+    three = {name: blocks[name] for name in some}
+    sparse = {name: residuals[name] for name in some}
     for title, inputs, bars in (
         ("ResNet-18, 224 px, batch 16", large, (1.02, 1.05)),
         ("ResNet-18, 64 px, batch 1", small, (1.05, 1.15)),
@@ -116,7 +121,7 @@ def cases(only: str) -> Iterator[Case]:
         def make(width: int = width) -> nn.Module:
             return gpt2(width)
 
-        _add_pair(add, title, make, text, three, some, (1.05, 1.15))
+        _add_pair(add, title, make, text, three, sparse, (1.05, 1.15))
         _add_pair(
             add, f"{title}, every block", make, text, blocks, residuals, (1.05, 1.15)
         )
@@ -139,9 +144,7 @@ def _add_pair(
 ) -> None:
     add(
         f"{title}: modules",
-        lambda name: Case(
-            name, make(), inputs, modules, bars[0], hooked=tuple(modules.values())
-        ),
+        lambda name: Case(name, make(), inputs, modules, bars[0], hooked=True),
     )
     add(f"{title}: ops", lambda name: Case(name, make(), inputs, ops, bars[1]))
 
@@ -164,8 +167,8 @@ def _halted_gpt2(width: int, inputs: ModelInputs) -> Callable[[str], Case]:
     return make
 
 
-def measure(case: Case, rounds: int) -> list[tuple[str, float, float]]:
-    """Return (way, median ratio, milliseconds) for every way but the plain ones."""
+def measure(case: Case, rounds: int) -> list[tuple[str, float, float, float]]:
+    """Return (way, ms, median ratio, ratio of minima) for all but the plain ways."""
     made = plan(case.model, case.inputs, case.layers)
     replayer = Replayer(case.model, made, check_model=False)
     count = case.inputs.num_samples()
@@ -199,17 +202,15 @@ def measure(case: Case, rounds: int) -> list[tuple[str, float, float]]:
         ways["hooks"] = plain_inference, lambda: hooks(case, out)
     times = _interleave(ways, rounds)
     against = {"out": "inference", "kept": "no_grad", "hooks": "inference"}
-    return [
-        (
-            way,
-            statistics.median(
-                a / b for a, b in zip(times[way], times[against[way]], strict=True)
-            ),
-            statistics.median(times[way]) * 1e3,
-        )
-        for way in ways
-        if way in against
-    ]
+    found = []
+    for way, plain_way in against.items():
+        if way not in times:
+            continue
+        own, base_times = times[way], times[plain_way]
+        ratios = [a / b for a, b in zip(own, base_times, strict=True)]
+        least = min(own) / min(base_times)
+        found.append((way, min(own) * 1e3, statistics.median(ratios), least))
+    return found
 
 
 def _nothing() -> Iterator[None]:
@@ -229,7 +230,7 @@ def _hooks(case: Case, out: Mapping[str, Tensor]) -> Iterator[None]:
 
 
 def _copy(target: Tensor, output: Any) -> None:
-    target.copy_(output)
+    target.copy_(output[0] if isinstance(output, tuple) else output)
 
 
 def _interleave(
@@ -257,7 +258,7 @@ def _interleave(
 def main() -> None:
     """Measure and print one table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rounds", type=int, default=41)
     parser.add_argument("--only", default="")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -273,16 +274,16 @@ def main() -> None:
         f"{platform.processor() or platform.machine()}, one thread, "
         f"{datetime.date.today()}; medians of {options.rounds} interleaved rounds"
     )
-    print("| case | way | ms | ratio | bar | |")
-    print("|---|---|---|---|---|---|")
+    print("| case | way | ms | ratio, median | of minima | bar | |")
+    print("|---|---|---|---|---|---|---|")
     for case in cases(options.only):
-        for way, ratio, milliseconds in measure(case, options.rounds):
+        for way, milliseconds, ratio, least in measure(case, options.rounds):
             judged = way != "hooks"
             verdict = ("ok" if ratio <= case.bar else "over") if judged else ""
             bar = f"{case.bar:.2f}" if judged else ""
             print(
-                f"| {case.title} | {way} | {milliseconds:.2f} | {ratio:.3f} | {bar} "
-                f"| {verdict} |",
+                f"| {case.title} | {way} | {milliseconds:.2f} | {ratio:.3f} "
+                f"| {least:.3f} | {bar} | {verdict} |",
                 flush=True,
             )
 

@@ -56,40 +56,47 @@ def _place(graph: Graph, call: ModuleCall) -> str:
 
 
 class Callers:
-    """Says from where the module that runs now was called."""
+    """Says from where the module that runs now was called.
+
+    A hot path: it walks up to the model's own forward for every module site, 0.2
+    microseconds a frame, so torch's frames are stepped over and digests are cached.
+    """
 
     def __init__(self, stop: CodeType) -> None:
         self._stop = stop
-        # Values keep the code objects alive, whose ids are the keys.
-        self._passed: dict[int, tuple[bool, CodeType]] = {}
-        self._known: dict[tuple[int, ...], str] = {}
+        # Values keep the code objects alive, whose ids are in the keys.
+        self._known: dict[tuple[int, ...], tuple[str, list[CodeType]]] = {}
 
     def place(self, frame: FrameType | None) -> str:
         """Return the digest of the place, as `caller_of` does for a traced call."""
         key: list[int] = []
-        start, stop, passed = frame, self._stop, self._passed
+        add, start, stop = key.append, frame, self._stop
         while frame is not None:
             code = frame.f_code
+            if code is _CALL:  # always called by _wrapped_call_impl
+                frame = frame.f_back
+                if frame is not None:
+                    frame = frame.f_back
+                continue
             if code is stop:
                 break
-            fact = passed.get(id(code))
-            if fact is None:
-                fact = passed[id(code)] = (_is_passed(code), code)
-            if not fact[0]:
-                key += (id(code), frame.f_lasti)
+            add(id(code))
+            add(frame.f_lasti)
             frame = frame.f_back
         known = self._known.get(tuple(key))
         if known is None:
             known = self._known[tuple(key)] = self._digest(start)
-        return known
+        return known[0]
 
-    def _digest(self, frame: FrameType | None) -> str:
+    def _digest(self, frame: FrameType | None) -> tuple[str, list[CodeType]]:
         steps: list[tuple[CodeType, int]] = []
+        codes = []
         while frame is not None and frame.f_code is not self._stop:
-            if not self._passed[id(frame.f_code)][0]:
+            codes.append(frame.f_code)
+            if not _is_passed(frame.f_code):
                 steps.append((frame.f_code, frame.f_lasti))
             frame = frame.f_back
-        return digest_of(tuple(reversed(steps)))
+        return digest_of(tuple(reversed(steps))), codes
 
 
 def _is_passed(code: CodeType) -> bool:

@@ -17,7 +17,7 @@ from .callers import Callers
 from .catches import Catch, Halt, Receive, Relay
 from .errors import CaptureError, PlanError
 from .guards import CompositeGuards
-from .hooks import Found, install_module_catches
+from .hooks import Found, has_output_hooks, install_module_catches
 from .model_access import original_module
 from .run_modes import RunModes
 
@@ -43,6 +43,7 @@ class Interception:
         self._guards = CompositeGuards()
         self._composite = any(catch.composite for catch in self._catches)
         self._stack = ExitStack()
+        self._wrapped: list[nn.Module] = []  # had no forward hooks of the user's
         self.relay = Relay(receive, Callers(Interception.forward.__code__))
 
     def __enter__(self) -> "Interception":
@@ -85,6 +86,9 @@ class Interception:
                 "This model is already running under these catches, and one capture "
                 "cannot run inside another. Finish the first, or use two models."
             )
+        if any(map(has_output_hooks, self._wrapped)):
+            with self.removed():
+                pass  # installed anew, now after the user's hooks
         depth = torch._C._len_torch_function_stack()
         with ExitStack() as stack:
             self._modes.enter(stack, inference=inference)
@@ -116,10 +120,13 @@ class Interception:
         for mode, children in modes:
             for child in children:
                 suspend(child, mode, self._stack)
+        self._wrapped = []
         for address, found in by_module.items():
-            install_module_catches(
-                self._module(address), found, self.relay, self._stack
-            )
+            module = self._module(address)
+            install_module_catches(module, found, self.relay, self._stack)
+            hooked = has_output_hooks(module)
+            if not hooked and all(catch.via == "hook" for _, catch in found):
+                self._wrapped.append(module)
 
     def _module(self, address: str) -> nn.Module:
         if address == "self":

@@ -25,6 +25,8 @@ class Autocast:
     @property
     def is_ambient(self) -> bool:
         """Return whether autocast stands like this now."""
+        if self.dtype is None:
+            return not torch.is_autocast_enabled(self.device_type)
         return ambient_autocast(self.device_type) == self
 
     def context(self) -> AbstractContextManager[object]:

@@ -284,6 +284,21 @@ def test_users_hooks_come_first_and_stay() -> None:
     assert_untouched(model)
 
 
+def test_hook_added_while_replaying_is_seen_from_then_on() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    x = torch.randn(4, 3)
+    made = plan(model, x, "0")
+    with Replayer(model, made) as replayer:
+        plain = replayer.run((x,), {}, num_samples=4)["0"]
+        handle = model[0].register_forward_hook(lambda module, args, output: -output)
+        turned = replayer.run((x,), {}, num_samples=4)["0"]
+        handle.remove()
+        again = replayer.run((x,), {}, num_samples=4)["0"]
+    assert torch.equal(turned, -plain)
+    assert torch.equal(again, plain)
+    assert_untouched(model)
+
+
 def test_forward_ends_after_the_last_site() -> None:
     counts: dict[int, int] = {}
 
