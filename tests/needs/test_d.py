@@ -298,3 +298,13 @@ def test_d2_a_keyword_input_written_by_hook_and_module_is_stored_between() -> No
     )
     layers = ["linear", tl.module_input("twice"), "twice"]
     check_all_faces(model, VECTORS, layers, reference)
+
+
+def test_d1_hooks_of_the_caller_run_before_ours_and_stay() -> None:
+    model = MLP()
+    model.first.register_forward_hook(lambda *given: given[-1] * 2)
+    model.act.register_forward_hook(lambda *given: given[-1].add_(1))
+    layers = ["first", "act", "last"]
+    before = num_hooks(model)
+    check_all_faces(model, VECTORS, layers, R(model, VECTORS, layers))
+    assert num_hooks(model) == before == 2
