@@ -78,6 +78,8 @@ def validate_capture(capture: Capture) -> ValidationReport:
     """
     check = _Check(capture)
     check.structure()
+    check.module_calls()
+    check.model_output(capture.output)
     with preserved_randomness(capture.model), eager_and_unfused(), uncast():
         for call in check.calls().values():
             check.execute(call)
@@ -120,6 +122,33 @@ class _Check:
                         f"{node.label} lists parents {sorted(node.parents)} but its "
                         f"arguments came from {sorted(read)}."
                     )
+
+    def module_calls(self) -> None:
+        """Check that each module's output was made while the module ran."""
+        for call in self._graph.module_calls:
+            for leaf in call.outputs:
+                place = f"The output{format_path(leaf.path)} of {call.label}"
+                node = self._graph.nodes[leaf.node]
+                if not call.first_node <= leaf.node < call.end_node:
+                    self.failures.append(f"{place} is {node.label}, made outside it.")
+                elif node.spec != leaf.spec:
+                    self.failures.append(f"{place} is not shaped like {node.label}.")
+
+    def model_output(self, output: Any) -> None:
+        """Check that the output nodes are the tensors that the model returned."""
+        if self._graph.halted:
+            return
+        returned = dict(leaves(output))
+        nodes = {node.key.path: node for node in self._graph.outputs}
+        for path in returned.keys() - nodes.keys():
+            self.failures.append(f"The output at {format_path(path)!r} has no node.")
+        for path, node in nodes.items():
+            if path not in returned:
+                self.failures.append(f"{node.label}: the model returned nothing there.")
+            elif node.index in self._payloads:
+                difference = _difference(returned[path], self._payloads[node.index])
+                if difference:
+                    self.failures.append(f"{node.label} is not what came: {difference}")
 
     def calls(self) -> Mapping[int, list[OpRecord]]:
         """Return the nodes of each torch call together."""
@@ -252,6 +281,8 @@ def _difference(found: torch.Tensor | None, expected: torch.Tensor) -> str:
             f"executed again it gives {found.dtype} {list(found.shape)}, "
             f"saved was {expected.dtype} {list(expected.shape)}."
         )
+    if found.layout != torch.strided:  # torch compares dense tensors only
+        found, expected = found.to_dense(), expected.to_dense()
     if torch.equal(found, expected):
         return ""
     with torch.no_grad():
