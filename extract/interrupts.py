@@ -71,6 +71,25 @@ class StopWatch:
         if self._signalled_at is None:
             self._signalled_at = time.monotonic()
             self._signal = signal.Signals(number).name
+            self._mute_lost_children()
+
+    def _mute_lost_children(self) -> None:
+        """Keep torch from raising in the middle of anything when a worker is gone.
+
+        Schedulers signal whole process groups, so the loader's workers may die of the
+        signal that asks this process to stop; the loader notices it by itself.
+        """
+        number = getattr(signal, "SIGCHLD", None)
+        handler = None if number is None else signal.getsignal(number)
+        # None is a handler that was not set from Python and could not be put back.
+        if number is not None and handler is not None:
+            self._previous[number] = handler
+            signal.signal(number, signal.SIG_DFL)
+
+    @property
+    def signalled(self) -> bool:
+        """Whether a signal asked to stop."""
+        return self._signalled_at is not None
 
     @property
     def reason(self) -> str:
@@ -95,4 +114,4 @@ class StopWatch:
 
     def may_begin(self, needed_seconds: float) -> bool:
         """Return whether a new block of `needed_seconds` may be begun."""
-        return self._signalled_at is None and not self.must_stop(needed_seconds)
+        return not self.signalled and not self.must_stop(needed_seconds)

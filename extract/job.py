@@ -68,6 +68,7 @@ class Job:
         plan_is_checked: Whether the plan is known to fit the model's weights.
         source: The dataset.
         make: Makes batches, with ids and metadata.
+        metadata: Columns given beside the data.
         rule: Makes arguments from batches.
         device: Where inputs go; `None` leaves them where they are.
         batch_size: Samples run together.
@@ -81,6 +82,7 @@ class Job:
     plan_is_checked: bool
     source: Source
     make: BatchMaker
+    metadata: Metadata
     rule: InputRule
     device: torch.device | None
     batch_size: int
@@ -134,7 +136,9 @@ def make_job(
     ids = make_id_rule(options.ids, source, pairs[0][1], metadata)
     signature = read_signature(plain)
     dropped = frozenset({*metadata.item_keys, *([ids.key] if ids.key else [])})
-    make = BatchMaker(source.collate, ids, metadata, dropped - signature.names)
+    # Workers get what they need of the metadata, not whole columns.
+    in_items = Metadata(item_keys=metadata.item_keys)
+    make = BatchMaker(source.collate, ids, in_items, dropped - signature.names)
     example = make(pairs)
     rule = make_input_rule(example.inputs, signature, options.inputs, dropped)
     device = _input_device(plain, options.device)
@@ -182,6 +186,7 @@ def make_job(
         plan_is_checked=checked,
         source=source,
         make=make,
+        metadata=metadata,
         rule=rule,
         device=device,
         batch_size=batch_size,

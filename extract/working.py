@@ -163,15 +163,16 @@ class _Worker:
         """Work one block; returns whether it was finished and not dropped."""
         began = time.monotonic()
         open_block = OpenBlock(block, self._run.writer.block(block.index))
-        metadata = self._job.make.metadata
         facts = open_block.facts
-        facts.metadata.update(metadata.of_rows(range(block.start, block.stop)))
+        columns = self._job.metadata.of_rows(range(block.start, block.stop))
+        facts.metadata.update(columns)
         self._filler.begin(open_block)
         for rows in block.batches(self._run.batch_size):
             if self._watch.must_stop(self._seconds_for(block.stop - rows.start)):
                 return False
-            with self._clock.stage("load"):
-                batch = next(self._batches)
+            batch = self._next_batch()
+            if batch is None:
+                return False
             self._check(batch, rows)
             if rows.stop == block.stop:
                 facts.seconds = time.monotonic() - began
@@ -182,6 +183,18 @@ class _Worker:
             self._result.rows += len(batch.rows)
             self._bar.advance(len(rows), self._row_bytes, self._clock)
         return True
+
+    def _next_batch(self) -> LoadedBatch | None:
+        """Return the next batch, or `None` when a signal took the loader's workers."""
+        try:
+            with self._clock.stage("load"):
+                return next(self._batches)
+        except (RuntimeError, ConnectionError, EOFError) as error:
+            # torch has no type for a lost worker, but names it in the message.
+            lost = not isinstance(error, RuntimeError) or "worker" in str(error)
+            if self._watch.signalled and lost:
+                return None
+            raise
 
     def _check(self, batch: LoadedBatch, rows: range) -> None:
         if batch.all_rows != list(rows):

@@ -494,6 +494,28 @@ def test_sigterm_finishes_the_block_and_asks_for_a_requeue(
     assert quiet(mlp, Dicts(data), ["2"], output_dir=tmp_path / "s", **options).complete
 
 
+class WorkerKilled(Dicts):
+    """Stands for a scheduler that signals the run and its worker processes alike."""
+
+    def __getitem__(self, row: int) -> dict[str, Any]:
+        if row == 17:
+            os.kill(os.getppid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(row)
+
+
+@pytest.mark.multiprocess
+def test_sigterm_that_takes_the_workers_asks_for_a_requeue_too(
+    mlp: nn.Module, tmp_path: Path
+) -> None:
+    data = torch.randn(40, 8)
+    options: dict[str, Any] = {"batch_size": 4, "block_rows": 8, "metadata": ["half"]}
+    options |= {"fingerprint": "the same data", "output_dir": tmp_path / "s"}
+    with pytest.raises(RequeueExit, match="SIGTERM was received: [012] of 5 blocks"):
+        quiet(mlp, WorkerKilled(data), ["2"], num_workers=1, **options)
+    assert quiet(mlp, Dicts(data), ["2"], **options).complete
+
+
 def test_time_limit_stops_with_whole_blocks(mlp: nn.Module, tmp_path: Path) -> None:
     import time
 
