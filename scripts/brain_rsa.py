@@ -96,16 +96,16 @@ def extract(
         print(f"Resumed: all {found} photographs were in the store; computed nothing.")
     else:
         print(f"Computed {len(photographs) - found} photographs, {found} were there.")
-    print(f"Store: {output_dir} (plain zarr opens {store.zarr_path})")
+    print(f"Store: {output_dir}")
     return {layer: store[layer][:] for layer in LAYERS}
 
 
 def rows_in_store(output_dir: Path) -> int:
     """Return how many photographs an earlier run left in the store."""
-    if not output_dir.exists():
+    try:
+        return len(tl.open_store(output_dir, allow_partial=True).ids)
+    except tl.StoreError:  # there is none yet; what is broken, the run will say
         return 0
-    store = tl.open_store(output_dir, allow_partial=True)
-    return len(store.ids)
 
 
 def dissimilarities(rows: np.ndarray) -> np.ndarray:
@@ -287,4 +287,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except tl.ResumeError as error:
+        sys.exit(f"{error}\nscripts/demo --overwrite starts again.")

@@ -146,7 +146,9 @@ def test_demo_refuses_to_resume_with_another_weight(
 ) -> None:
     result = demo.run("--weights", str(changed_weights))
     assert result.returncode == 1
-    assert "ResumeError" in result.stderr and "weights" in result.stderr
+    assert "identity.model.weights: stored" in result.stderr
+    assert "scripts/demo --overwrite" in result.stderr
+    assert "Traceback" not in result.stderr
 
 
 def test_demo_table_follows_the_weights(
