@@ -116,7 +116,8 @@ def main() -> None:
     load = os.getloadavg()[0]
     print(
         f"{date.today()}, {platform.machine()}, {os.cpu_count()} CPUs, "
-        f"load {load:.1f}, Python {platform.python_version()}, torch {torch.__version__}\n"
+        f"load {load:.1f}, Python {platform.python_version()}, "
+        f"torch {torch.__version__}\n"
     )
     print("| model | ops | plain ms | trace ms | ratio | ms per op | bar | verdict |")
     print("| --- | ---: | ---: | ---: | ---: | ---: | --- | --- |")
