@@ -54,10 +54,10 @@ def trim_mode_stack(length: int) -> None:
 class _Watch:
     """The wanted ops of one module call, by call site digest."""
 
-    __slots__ = ("catch", "counts", "limits", "sites")
+    __slots__ = ("check", "counts", "limits", "sites")
 
-    def __init__(self, found: Sequence[Found]) -> None:
-        self.catch = found[0][1]
+    def __init__(self, found: Sequence[Found], relay: Relay) -> None:
+        self.check = relay.checker(found[0][1])
         self.sites: dict[tuple[str, str], dict[int, list[Found]]] = {}
         self.limits: dict[tuple[str, str], int] = {}
         for index, catch in found:
@@ -143,7 +143,7 @@ def _armed(
     by_call: dict[int, list[Found]] = {}
     for index, catch in found:
         by_call.setdefault(catch.key.call_index, []).append((index, catch))
-    watches = {call: _Watch(wanted) for call, wanted in by_call.items()}
+    watches = {call: _Watch(wanted, relay) for call, wanted in by_call.items()}
     last = found[0][1]
     return _armed_forward(inner, mode, relay, watches, relay.new_counter(), last)
 
@@ -173,7 +173,7 @@ def _armed_forward(
                 return inner(*args, **kwargs)
             finally:
                 mode.watch = outer
-        relay.check_caller(watch.catch, sys._getframe(1))
+        watch.check(sys._getframe(1))
         watch.counts.clear()
         mode.watch = watch
         if _is_on_top(mode):

@@ -5,8 +5,10 @@ second call is what the first one is elsewhere.  A place is the whole chain of
 instructions from the model's own forward down, torch's and our frames left out.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from types import CodeType, FrameType
+from typing import Any
 
 from torch import nn
 
@@ -56,47 +58,52 @@ def _place(graph: Graph, call: ModuleCall) -> str:
 
 
 class Callers:
-    """Says from where the module that runs now was called.
-
-    A hot path: it walks up to the model's own forward for every module site, 0.2
-    microseconds a frame, so torch's frames are stepped over and digests are cached.
-    """
+    """Says from where the module that runs now was called."""
 
     def __init__(self, stop: CodeType) -> None:
         self._stop = stop
-        # Values keep the code objects alive, whose ids are in the keys.
-        self._known: dict[tuple[int, ...], tuple[str, list[CodeType]]] = {}
 
-    def place(self, frame: FrameType | None) -> str:
-        """Return the digest of the place, as `caller_of` does for a traced call."""
-        key: list[int] = []
-        add, start, stop = key.append, frame, self._stop
-        while frame is not None:
-            code = frame.f_code
-            if code is _CALL:  # always called by _wrapped_call_impl
-                frame = frame.f_back
-                if frame is not None:
-                    frame = frame.f_back
-                continue
-            if code is stop:
-                break
-            add(id(code))
-            add(frame.f_lasti)
-            frame = frame.f_back
-        known = self._known.get(tuple(key))
-        if known is None:
-            known = self._known[tuple(key)] = self._digest(start)
-        return known[0]
+    def checker(self, place: str) -> Callable[[FrameType], bool]:
+        """Return a test whether a frame was called from `place`.
 
-    def _digest(self, frame: FrameType | None) -> tuple[str, list[CodeType]]:
+        A hot path, run for every module site: the chain that fitted last is compared
+        frame by frame before anything is digested, torch's frames being stepped over.
+        """
+        known: list[tuple[CodeType, int, bool]] = []
+        stop = self._stop
+
+        def check(frame: FrameType) -> bool:
+            current: Any = frame
+            for code, offset, from_call in known:
+                if current.f_code is not code or current.f_lasti != offset:
+                    break
+                current = current.f_back
+                if from_call:  # _call_impl is always called by _wrapped_call_impl
+                    current = current.f_back
+            else:
+                if known and current.f_code is stop:
+                    return True
+            chain, found = self._walk(frame)
+            if found != place:
+                return False
+            known[:] = chain
+            return True
+
+        return check
+
+    def _walk(self, start: FrameType) -> tuple[list[tuple[CodeType, int, bool]], str]:
         steps: list[tuple[CodeType, int]] = []
-        codes = []
+        chain = []
+        frame: FrameType | None = start
         while frame is not None and frame.f_code is not self._stop:
-            codes.append(frame.f_code)
-            if not _is_passed(frame.f_code):
-                steps.append((frame.f_code, frame.f_lasti))
+            code, offset = frame.f_code, frame.f_lasti
+            if not _is_passed(code):
+                steps.append((code, offset))
+            chain.append((code, offset, code is _CALL))
             frame = frame.f_back
-        return digest_of(tuple(reversed(steps))), codes
+            if code is _CALL and frame is not None:
+                frame = frame.f_back
+        return chain, digest_of(tuple(reversed(steps)))
 
 
 def _is_passed(code: CodeType) -> bool:

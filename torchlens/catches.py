@@ -88,10 +88,17 @@ class Relay:
             counter[0] = 0
         self.active = True
 
-    def check_caller(self, catch: Catch, frame: FrameType | None) -> None:
-        """Note a call that came from another place than the planned one."""
-        if catch.caller and self.callers.place(frame) != catch.caller:
-            self.doubtful = True
+    def checker(self, catch: Catch) -> Callable[[FrameType], None]:
+        """Return what notes a call that came from another place than planned."""
+        if not catch.caller:
+            return _accept
+        comes_from_there = self.callers.checker(catch.caller)
+
+        def check(frame: FrameType) -> None:
+            if not comes_from_there(frame):
+                self.doubtful = True
+
+        return check
 
     def diverge(self, problem: str) -> None:
         """Note the first departure from the plan and end the forward."""
@@ -99,6 +106,10 @@ class Relay:
             self.problem = problem
         self.active = False
         raise Halt
+
+
+def _accept(frame: FrameType) -> None:
+    """Accept a call of unknown place."""
 
 
 def describe_key(key: SiteKey) -> str:

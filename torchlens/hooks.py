@@ -10,6 +10,7 @@ per installation is decided here, once.
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from sys import _getframe
+from types import FrameType
 from typing import Any
 
 import torch
@@ -136,6 +137,13 @@ class _ModuleSites:
         # A module that is called directly or by itself is counted on entry.
         self._nested = any(catch.via == "wrap" for _, catch in found)
 
+    def _checks(self) -> dict[int, Callable[[FrameType], None]]:
+        """Return for each wanted call what checks the place it came from."""
+        wanted = self.outputs | self.inputs
+        return {
+            call: self._relay.checker(found[0][1]) for call, found in wanted.items()
+        }
+
     def wrapper(self, inner: Callable[..., Any]) -> Callable[..., Any]:
         """Return what stands in for the module's forward."""
         single = self.outputs.get(1, [])
@@ -145,6 +153,7 @@ class _ModuleSites:
         if catch.key.path:
             return self._general_wrapper(inner)
         relay, calls, name = self._relay, self._calls, self._name
+        check = relay.checker(catch)
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             output = inner(*args, **kwargs)
@@ -152,7 +161,7 @@ class _ModuleSites:
                 if calls[0]:
                     too_many_calls(relay, name, 1)
                 calls[0] = 1
-                relay.check_caller(catch, _getframe(1))
+                check(_getframe(1))
                 if isinstance(output, Tensor):
                     relay.receive(index, output)
                 else:
@@ -163,7 +172,7 @@ class _ModuleSites:
 
     def _general_wrapper(self, inner: Callable[..., Any]) -> Callable[..., Any]:
         relay, calls, limit, name = self._relay, self._calls, self._limit, self._name
-        inputs, outputs = self.inputs, self.outputs
+        inputs, outputs, checks = self.inputs, self.outputs, self._checks()
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             if not relay.active:
@@ -173,9 +182,8 @@ class _ModuleSites:
             if call > limit:
                 too_many_calls(relay, name, limit)
             before, after = inputs.get(call), outputs.get(call)
-            wanted = before or after
-            if wanted:
-                relay.check_caller(wanted[0][1], _getframe(1))
+            if call in checks:
+                checks[call](_getframe(1))
             if before:
                 send(relay, before, _Arguments(args, kwargs))
             output = inner(*args, **kwargs)
@@ -189,6 +197,7 @@ class _ModuleSites:
         """Return the forward hook; it counts calls unless a pre-hook has."""
         relay, calls, limit, name = self._relay, self._calls, self._limit, self._name
         outputs, counted = self.outputs, bool(self.inputs)
+        checks = self._checks()
 
         def hook(module: nn.Module, args: Any, output: Any) -> None:
             if not relay.active:
@@ -197,7 +206,7 @@ class _ModuleSites:
                 calls[0] += 1
             found = outputs.get(calls[0])
             if found:
-                relay.check_caller(found[0][1], _getframe(1))
+                checks[calls[0]](_getframe(1))
                 send(relay, found, output)
             elif calls[0] > limit:
                 too_many_calls(relay, name, limit)
@@ -207,7 +216,7 @@ class _ModuleSites:
     def pre_hook(self) -> Callable[..., None]:
         """Return the forward pre-hook for input sites."""
         relay, calls, limit, name = self._relay, self._calls, self._limit, self._name
-        inputs = self.inputs
+        inputs, checks = self.inputs, self._checks()
 
         def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
             if not relay.active:
@@ -215,7 +224,7 @@ class _ModuleSites:
             calls[0] += 1
             found = inputs.get(calls[0])
             if found:
-                relay.check_caller(found[0][1], _getframe(1))
+                checks[calls[0]](_getframe(1))
                 send(relay, found, _Arguments(args, kwargs))
             elif calls[0] > limit:
                 too_many_calls(relay, name, limit)

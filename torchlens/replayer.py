@@ -102,6 +102,9 @@ class Replayer:
         self._halting = not any(
             "_hf_hook" in vars(module) for module in self._model.modules()
         )
+        self._far = any(
+            parameter.device.type != "cpu" for parameter in self._model.parameters()
+        )
         self._last = plan.halt_after
         self._names = plan.names
         self._dtypes = [torch_dtype(site.dtype) for site in plan.sites]
@@ -234,7 +237,7 @@ class Replayer:
         value = tensor if rows is None else rows(tensor)
         if self._targets is not None:
             target = self._targets[index]
-            if value.device != target.device and value.dtype is not target.dtype:
+            if self._far and value.dtype is not target.dtype:
                 # Half the bytes, or fewer, cross to the host.
                 value = value.to(target.dtype)
             target.copy_(value)
