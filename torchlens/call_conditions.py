@@ -30,12 +30,13 @@ class CallConditions:
 
     @contextmanager
     def restored(self) -> Iterator[None]:
-        """Put the surroundings back; generators given as arguments are left so."""
+        """Put the surroundings back for a while; the devices' states stay so."""
         for device, state in self.random_states:
             _set_random_state(device, state)
-        for generator, state in self.generators:
-            generator.set_state(state)
         with ExitStack() as stack:
+            for generator, state in self.generators:
+                stack.callback(generator.set_state, generator.get_state())
+                generator.set_state(state)
             for device_type, dtype in self.autocast:
                 stack.enter_context(torch.autocast(device_type, dtype))
             yield

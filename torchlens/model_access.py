@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from .errors import ModelError
 
@@ -47,8 +48,18 @@ def unwrap_model(model: Any) -> nn.Module:
         else:
             break
         assert isinstance(model, nn.Module)
+    _refuse_lazy(model)
     _refuse_meta(model)
     return model
+
+
+def _refuse_lazy(model: nn.Module) -> None:
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(tensor):
+            raise ModelError(
+                f"{name!r} of {type(model).__name__} has no shape yet: it belongs to "
+                "a lazy module. Run one forward of the model first, which gives it one."
+            )
 
 
 def _refuse_meta(model: nn.Module) -> None:
