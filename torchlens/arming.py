@@ -29,14 +29,14 @@ __all__ = ["arm", "suspend", "trim_mode_stack"]
 
 def arm(
     module: nn.Module, found: Sequence[Found], relay: Relay, stack: ExitStack
-) -> TorchFunctionMode:
+) -> "_SiteMode":
     """Put a mode for the op sites `found` on `module`, and return it."""
     mode = _SiteMode(relay, found)
     replace_forward(module, _armed(module, mode, relay, found), stack)
     return mode
 
 
-def suspend(child: nn.Module, mode: TorchFunctionMode, stack: ExitStack) -> None:
+def suspend(child: nn.Module, mode: "_SiteMode", stack: ExitStack) -> None:
     """Turn `mode` off while `child` runs.
 
     Comes after every `arm`: a child that is armed itself must lose its parent's mode
@@ -131,11 +131,6 @@ def _written(
     return written[0] if len(written) == 1 else written
 
 
-def _is_on_top(mode: TorchFunctionMode) -> bool:
-    depth = _depth()
-    return bool(depth) and _peek(depth - 1) is mode
-
-
 def _armed(
     module: nn.Module, mode: _SiteMode, relay: Relay, found: Sequence[Found]
 ) -> Callable[..., Any]:
@@ -176,7 +171,8 @@ def _armed_forward(
         watch.check(sys._getframe(1))
         watch.counts.clear()
         mode.watch = watch
-        if _is_on_top(mode):
+        depth = _depth()
+        if depth and _peek(depth - 1) is mode:
             # The module called itself: the mode is on already.
             try:
                 return inner(*args, **kwargs)
@@ -187,7 +183,8 @@ def _armed_forward(
             return inner(*args, **kwargs)
         finally:
             mode.watch = outer
-            if _is_on_top(mode):
+            depth = _depth()
+            if depth and _peek(depth - 1) is mode:
                 _pop()
 
     return forward
@@ -205,11 +202,14 @@ def _forward_code() -> Any:
 _ARMED_CODE = _forward_code()
 
 
-def _suspended(child: nn.Module, mode: TorchFunctionMode) -> Callable[..., Any]:
+def _suspended(child: nn.Module, mode: "_SiteMode") -> Callable[..., Any]:
     inner = child.forward
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        if not _is_on_top(mode):
+        if mode.watch is None:
+            return inner(*args, **kwargs)
+        depth = _depth()
+        if not depth or _peek(depth - 1) is not mode:
             return inner(*args, **kwargs)
         _pop()
         try:
