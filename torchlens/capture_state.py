@@ -263,8 +263,10 @@ class CaptureState:
         known = self.table.find(tensor)
         if known is None:
             return
-        own = known.node is not None and known.node >= first_node
-        self.table.wrote(known.memory, known.node if own else len(self.nodes) - 1)
+        node = known.node
+        if node is None or node < first_node:
+            node = len(self.nodes) - 1
+        self.table.wrote(known.memory, node)
 
     def restore_written(self) -> None:
         """Give params and buffers that the forward wrote the values of before."""

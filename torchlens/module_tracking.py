@@ -116,7 +116,7 @@ class ModuleTracker:
             if isinstance(module, torch.jit.ScriptModule):
                 continue  # takes no wrappers; its result will be of unknown origin
             attributes = module.__dict__
-            new = {
+            new: dict[str, _Forward | None] = {
                 "forward": _wrap_forward(self, module, module.forward),
                 "_call_impl": _wrap_call(self, module, module._call_impl),
             }

@@ -1,5 +1,6 @@
 """Runs a model once and builds the graph of what it did, payloads on request."""
 
+import threading
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -34,6 +35,9 @@ _MODEL_ERRORS = (
     TypeError,
     ValueError,
 )
+
+# Guards, fast paths and generators are the process's: captures in threads take turns.
+_ONE_AT_A_TIME = threading.Lock()
 
 __all__ = ["Capture", "run_capture"]
 
@@ -90,7 +94,8 @@ def run_capture(
     names = ModelNames(model)
     state = CaptureState(names.params, names.buffers, wanted, stop_at, detach)
     grad_mode = torch.is_grad_enabled()
-    output = _run(model, args, kwargs, names, state)
+    with _ONE_AT_A_TIME:
+        output = _run(model, args, kwargs, names, state)
     if not state.stopped:
         _add_outputs(state, output, model)
     graph = build_graph(state, names, grad_mode)

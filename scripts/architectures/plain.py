@@ -53,4 +53,5 @@ class _UNet(nn.Module):
         first = self.down1(x)
         second = self.down2(self.pool(first))
         joined = torch.cat([first, self.up(second)], dim=1)
-        return self.last(joined).softmax(dim=1)
+        scores: torch.Tensor = self.last(joined)
+        return scores.softmax(dim=1)

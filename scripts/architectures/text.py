@@ -246,7 +246,8 @@ def _clip() -> Example:
     text = {**_ENCODER, "pad_token_id": 0}
     config = CLIPConfig(text_config=text, vision_config=_VISION, projection_dim=8)
     kwargs = {**_tokens(), "pixel_values": torch.randn(3, 3, 32, 32)}
-    return Example(CLIPModel(config).eval(), kwargs=kwargs)
+    model: Any = CLIPModel(config)
+    return Example(model.eval(), kwargs=kwargs)
 
 
 def _whisper() -> Example:

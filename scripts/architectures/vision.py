@@ -1,6 +1,7 @@
 """Image, detection and video models of torchvision and timm, without weights."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -47,7 +48,7 @@ def _torchvision() -> Iterator[Architecture]:
     for name, size in sizes.items():
         yield Architecture(
             f"torchvision/{name}",
-            lambda name=name, size=size: _vision(name, size),
+            partial(_vision, name, size),
             slow=name in slow,
         )
     yield Architecture("torchvision/vit", _small_vit)
@@ -68,7 +69,7 @@ def _torchvision() -> Iterator[Architecture]:
     for name in ("fcn_resnet50", "deeplabv3_resnet50", "lraspp_mobilenet_v3_large"):
         yield Architecture(
             f"torchvision/{name}",
-            lambda name=name: _segmentation(name),
+            partial(_segmentation, name),
             slow=name == "deeplabv3_resnet50",
         )
 
@@ -111,9 +112,7 @@ def _detection() -> Iterator[Architecture]:
         "retinanet_resnet50_fpn": True,
     }
     for name, slow in names.items():
-        yield Architecture(
-            f"torchvision/{name}", lambda name=name: _detector(name), slow=slow
-        )
+        yield Architecture(f"torchvision/{name}", partial(_detector, name), slow=slow)
 
 
 def _detector(name: str) -> Example:
@@ -175,7 +174,7 @@ def _timm() -> Iterator[Architecture]:
     }.items():
         yield Architecture(
             f"timm/{name}",
-            lambda name=name, size=size: _timm_model(name, size),
+            partial(_timm_model, name, size),
             slow=name in {"coat_lite_tiny", "xcit_nano_12_p16_224", "nfnet_f0"},
         )
 

@@ -3,7 +3,7 @@
 import gc
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import psutil
 import pytest
@@ -16,6 +16,15 @@ from torchlens.graph import Graph
 from torchlens.model_access import unwrap_model
 from torchlens.tracer import Capture, run_capture
 from torchlens.validation import validate_capture
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Threads that wait for each other make small ops slow on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 class Lambda(nn.Module):
@@ -407,6 +416,27 @@ def test_calls_from_another_thread_are_left_alone() -> None:
         "model.1:1",
     ]
     assert torch.equal(found[0], model(x))
+
+
+def test_captures_in_threads_take_turns() -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, batch_first=True).eval()
+    models = [layer, nn.TransformerEncoderLayer(8, 2, batch_first=True).eval()]
+    x = torch.randn(2, 3, 8)
+    expected = types_of(run_capture(layer, (x,), {}).graph)
+    found: list[list[str]] = []
+
+    def work(model: nn.Module) -> None:
+        for _ in range(10):
+            found.append(types_of(run_capture(model, (x,), {}).graph))
+
+    workers = [threading.Thread(target=work, args=(model,)) for model in models]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert found == [expected] * 20
+    assert torch.backends.mha.get_fastpath_enabled()
+    assert not F.has_torch_function((x,))
 
 
 def test_lazy_modules_are_refused_before_their_first_forward() -> None:
