@@ -218,11 +218,12 @@ def _publish_root(objects: ObjectStore) -> None:
     for _ in range(100):
         finished = [run.record for run in read_runs(objects) if run.finished]
         data = root_document(finished)
-        if objects.put_new(ROOT_METADATA, [data]):
-            continue
-        if objects.get(ROOT_METADATA) == data:
-            return
-        objects.replace(ROOT_METADATA, [data])
+        try:
+            if objects.get(ROOT_METADATA) == data:
+                return
+            objects.replace(ROOT_METADATA, [data])
+        except FileNotFoundError:
+            objects.put_new(ROOT_METADATA, [data])
     raise StoreError(
         f"{ROOT_METADATA} at {objects.url} does not keep what is written into it."
     )

@@ -4,7 +4,6 @@ import contextlib
 import errno
 import os
 import stat
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import final
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 
 from torchlens.errors import StoreError
 
+from .failures import explain
 from .objects import ObjectStore, Parts
 
 # Temporary files lie here and not beside their object, so that whatever a dead writer
@@ -40,6 +40,7 @@ class LocalObjects(ObjectStore):
         self._root = Path(os.path.abspath(os.path.expanduser(root)))
         self._fsync = fsync
         self._links = True
+        self._begun = False
         # os.path: a place that may not even be looked at is not an error here.
         if os.path.exists(self._root) and not os.path.isdir(self._root):
             raise StoreError(
@@ -65,6 +66,9 @@ class LocalObjects(ObjectStore):
             if created and self._fsync:
                 _sync_directory(path.parent)
             return created
+
+    def give_up_conditions(self) -> None:
+        """Puts find another way by themselves, see `_publish`."""
 
     def replace(self, key: str, parts: Parts) -> None:
         """Create or replace the file at once."""
@@ -112,9 +116,14 @@ class LocalObjects(ObjectStore):
 
     def sweep(self) -> None:
         """Remove temporary files that no living writer can still be filling."""
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, StoreError):
+            # The file system's own clock: this machine's may be wrong, and the file of
+            # a living writer would look old.
+            mark = self._write_scratch([])
+            now = mark.stat().st_mtime
+            mark.unlink()
             for entry in os.scandir(self._root / _SCRATCH):
-                if time.time() - entry.stat().st_mtime > _STALE_SECONDS:
+                if now - entry.stat().st_mtime > _STALE_SECONDS:
                     os.unlink(entry)
 
     def prune(self) -> None:
@@ -123,6 +132,7 @@ class LocalObjects(ObjectStore):
             if Path(folder) != self._root:
                 with contextlib.suppress(OSError):
                     os.rmdir(folder)
+        self._begun = False
 
     def local_path(self, key: str) -> str | None:
         """Return the file behind a key."""
@@ -131,11 +141,15 @@ class LocalObjects(ObjectStore):
     def _write_scratch(self, parts: Parts) -> Path:
         scratch = self._root / _SCRATCH / f"{os.getpid()}-{uuid4().hex}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        begun = self._begun  # read first: another thread may be making the folder now
         try:
             descriptor = os.open(scratch, flags, 0o666)
         except FileNotFoundError:
+            if begun:
+                raise  # somebody took the store away; a new one would hide that
             scratch.parent.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(scratch, flags, 0o666)
+        self._begun = True
         try:
             _write_all(descriptor, parts)
             if self._fsync:
@@ -180,26 +194,14 @@ class LocalObjects(ObjectStore):
                 raise
             raise StoreError(
                 f"Cannot write {path}: a folder on the way to it cannot be made or was "
-                "removed. Choose another place, or check that it is mounted."
+                "removed. Check that the place is mounted and that nobody deletes from "
+                "it, or choose another, then run the same command again."
             ) from None
         except StoreError:
             raise
         except OSError as error:
-            raise StoreError(_explain(error, verb, path)) from error
-
-
-def _explain(error: OSError, verb: str, path: Path) -> str:
-    reason = error.strerror or str(error)
-    remedy = {
-        errno.EACCES: "Change its permissions, or choose another place.",
-        errno.EPERM: "Change its permissions, or choose another place.",
-        errno.EROFS: "Its file system is read-only; choose another place.",
-        errno.ENOSPC: "Make room, then run the same command again.",
-        errno.EDQUOT: "The quota is used up; make room, then run the same again.",
-        errno.ENOTDIR: "A file lies where a folder is needed; choose another place.",
-        errno.EMFILE: "Raise the limit of open files (ulimit -n).",
-    }.get(error.errno or 0, "Run the same command again when the cause is gone.")
-    return f"Cannot {verb} {path}: {reason}. {remedy}"
+            reason, remedy = explain(error)
+            raise StoreError(f"Cannot {verb} {path}: {reason}. {remedy}") from error
 
 
 def _write_all(descriptor: int, parts: Parts) -> None:

@@ -4,6 +4,7 @@
 there.  Nothing is appended, renamed or locked by the layers above.
 """
 
+import contextlib
 import os
 import threading
 from abc import ABC, abstractmethod
@@ -34,6 +35,10 @@ class ObjectStore(ABC):
 
         A reader sees the whole object or none, whatever happens to the writer.
         """
+
+    @abstractmethod
+    def give_up_conditions(self) -> None:
+        """Note that the place overwrites what `put_new` should leave alone."""
 
     @abstractmethod
     def replace(self, key: str, parts: Parts) -> None:
@@ -87,6 +92,12 @@ def open_objects(
 ) -> ObjectStore:
     """Return the objects at a path or URL; None gives a private in-memory place.
 
+    Args:
+        location: Directory, URL, objects opened before, or None.
+        fsync: For directories: wait for the disk before an object counts.
+        storage_options: For URLs: options of the client that opens them, and `client`,
+            "s3fs" or "obstore", for S3.
+
     Raises:
         StoreError: If the place cannot hold a store.
     """
@@ -101,25 +112,30 @@ def open_objects(
         from .local_objects import LocalObjects
 
         return LocalObjects(text, fsync=fsync)
-    from .fsspec_objects import FsspecObjects
+    from .remote_objects import RemoteObjects
 
-    return FsspecObjects(text, storage_options or {})
+    return RemoteObjects(text, storage_options)
 
 
 def refuses_second_put(objects: ObjectStore, folder: str) -> bool:
     """Return whether the place keeps the promise of `put_new`, by trying it.
 
-    Some object stores ignore the condition "only if absent" and overwrite silently.
+    Some object stores ignore the condition "only if absent" and overwrite silently,
+    some do not know it.
 
     Raises:
         StoreError: If nothing can be written there.
     """
     key = f"{folder}/probe-{uuid4().hex}"
     try:
-        created = objects.put_new(key, [b"1"])
-        return created and not objects.put_new(key, [b"2"])
-    finally:
-        objects.delete(key)
+        # False for the first means that its own retry was refused: a kept promise too.
+        objects.put_new(key, [b"1"])
+        refused = not objects.put_new(key, [b"2"])
+    except NotImplementedError:
+        return False
+    with contextlib.suppress(StoreError):
+        objects.delete(key)  # who may write need not be allowed to delete
+    return refused
 
 
 @final
@@ -140,6 +156,9 @@ class MemoryObjects(ObjectStore):
         data = joined(parts)
         with self._lock:
             return self._objects.setdefault(key, data) is data
+
+    def give_up_conditions(self) -> None:
+        """Nothing is ever overwritten here."""
 
     def replace(self, key: str, parts: Parts) -> None:
         """Create or replace the object."""

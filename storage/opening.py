@@ -36,7 +36,9 @@ def open_run(
         overwrite: Delete the store that is there first.  Nothing else ever deletes.
         fsync: Wait for the disk before an object counts, against power loss.
         writer: Facts about this writer for its commit records, such as rank and job.
-        storage_options: Options of the fsspec file system; never stored.
+        storage_options: Options of the client that opens a URL, such as `key`,
+            `secret` and `endpoint_url` for S3; never stored.  Without them its usual
+            environment and configuration count.
 
     Raises:
         ResumeError: If another run is there; every differing field is named.
@@ -47,9 +49,11 @@ def open_run(
     if overwrite:
         delete_store(objects)
     if not refuses_second_put(objects, "_run/tmp"):
+        objects.give_up_conditions()
         warnings.warn(
-            f"{objects.url} lets a second writer overwrite what the first has put. Run "
-            "one writer at a time there.",
+            f"{objects.url} lets a second writer overwrite what the first has put: it "
+            "ignores the condition that an object be new. Each object is now looked "
+            "for first and then put without it, so run one writer at a time there.",
             TorchLensWarning,
             stacklevel=2,
         )
