@@ -38,6 +38,7 @@ _IN_PLACE = (
     "ixor",
 )
 _TRUE_DIVIDE = 11
+_MAX_KNOWN = 1 << 17
 
 __all__ = ["CallSites", "digest_of", "source_frame"]
 
@@ -99,6 +100,8 @@ class CallSites:
                 frame = frame.f_back
             steps.reverse()
             site = CallSite(tuple(steps), digest_of(tuple(steps))) if steps else _EMPTY
+            if len(self._known) >= _MAX_KNOWN:  # code that is made anew each time
+                self._known.clear()
             self._known[tuple(key)] = site
         return site
 

@@ -1,8 +1,9 @@
 """What a torch function is to a capture: its name, whether it writes, and so on.
 
-Facts depend on the function object alone and are cached by the caller.
+Facts depend on the function object alone, and are cached.
 """
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -106,6 +107,7 @@ def type_name(name: str) -> str:
     return name.replace("_", "").lower()
 
 
+@functools.lru_cache(maxsize=4096)
 def facts_of(func: Callable[..., Any]) -> FunctionFacts:
     """Return the facts about one function as a function mode receives it."""
     name: str = getattr(func, "__name__", type(func).__name__)

@@ -13,18 +13,8 @@ from torch import nn
 
 from .model_access import compiler_is_loaded
 
-_MODULE_ATTRIBUTES = frozenset(nn.Module().__dict__)
-_REGISTRIES = (
-    "_parameters",
-    "_buffers",
-    "_modules",
-    # A model may hang hooks on itself in its first forward, and note that it did.
-    "_forward_hooks",
-    "_forward_hooks_with_kwargs",
-    "_forward_hooks_always_called",
-    "_forward_pre_hooks",
-    "_forward_pre_hooks_with_kwargs",
-)
+# Hooks are in ordered dictionaries: a model may hang some on itself in its first
+# forward, and note that it did.
 _CONTAINERS = frozenset({dict, OrderedDict, list, set})
 
 __all__ = [
@@ -105,7 +95,8 @@ def preserved_attributes(model: nn.Module) -> Iterator[None]:
     containers = [
         (value, value.copy())
         for attributes in modules
-        for value in _containers(attributes)
+        for value in attributes.values()
+        if type(value) in _CONTAINERS  # parameters, children and hooks too
     ]
     try:
         yield
@@ -121,14 +112,6 @@ def preserved_attributes(model: nn.Module) -> Iterator[None]:
                 # A list is filled by `extend`, a dictionary or set by `update`.
                 fill = "extend" if type(container) is list else "update"
                 getattr(container, fill)(content)
-
-
-def _containers(attributes: dict[str, Any]) -> Iterator[Any]:
-    """Yield the plain containers among a module's attributes."""
-    for name in (*_REGISTRIES, *(attributes.keys() - _MODULE_ATTRIBUTES)):
-        value = attributes.get(name)
-        if type(value) in _CONTAINERS:
-            yield value
 
 
 def _same_items(container: Any, content: Any) -> bool:

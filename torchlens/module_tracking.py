@@ -5,6 +5,7 @@ result is the module's output; one around `forward`, which sees what the forward
 and direct calls of `.forward`.  Both are taken off again, whatever happens.
 """
 
+import functools
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -71,8 +72,12 @@ def _wrap_forward(
     return traced_forward
 
 
+@functools.lru_cache(maxsize=1)
 def call_sites() -> CallSites:
-    """Return call sites that end at the wrappers of this module."""
+    """Return the call sites that end at the wrappers of this module.
+
+    Code does not change, so that every capture of the process shares what is known.
+    """
     ends = (_inner_code(_wrap_forward), ModuleTracker.call.__code__)
     return CallSites(frozenset(ends), passed=frozenset({_inner_code(_wrap_call)}))
 

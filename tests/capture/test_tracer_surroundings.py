@@ -310,6 +310,20 @@ def test_attributes_and_containers_of_the_model_are_left_as_found() -> None:
     assert torch.equal(model(x), capture.output)
 
 
+def test_hooks_that_a_forward_hangs_on_its_parts_are_taken_off_again() -> None:
+    def forward(self, x):
+        if not self.hooked:
+            self.fc.register_forward_hook(lambda module, args, output: output * 2)
+            self.hooked = True
+        return self.fc(x)
+
+    model, x = Lambda(forward, fc=nn.Linear(4, 4), hooked=False), torch.randn(2, 4)
+    first, second = captured(model, x), captured(model, x)
+    assert not model.fc._forward_hooks and not model.hooked
+    assert types_of(first.graph) == types_of(second.graph) == ["linear", "mul"]
+    assert torch.equal(model(x), first.output)
+
+
 def test_output_written_through_a_view_is_an_op_with_the_final_value() -> None:
     def forward(self, x):
         y = x * 1
