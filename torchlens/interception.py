@@ -66,7 +66,6 @@ class Interception:
     def removed(self) -> Iterator[None]:
         """Take everything off the model for a while, so that it runs as it is."""
         self._stack.close()
-        self.relay.counters.clear()
         try:
             yield
         finally:
@@ -104,6 +103,7 @@ class Interception:
                 trim_mode_stack(depth)
 
     def _install(self) -> None:
+        self.relay.counters.clear()  # those of an earlier installation
         by_module: dict[str, list[Found]] = {}
         by_armed: dict[str, list[Found]] = {}
         for index, catch in enumerate(self._catches):

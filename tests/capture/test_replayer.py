@@ -284,6 +284,21 @@ def test_users_hooks_come_first_and_stay() -> None:
     assert_untouched(model)
 
 
+def test_entering_again_leaves_nothing_behind() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+    x = torch.randn(4, 3)
+    replayer = Replayer(model, plan(model, x, ["0", "relu_1"]))
+    with replayer:
+        replayer.run((x,), {}, num_samples=4)
+        first = len(replayer._interception.relay.counters)
+    for _ in range(3):
+        with replayer:
+            rows = replayer.run((x,), {}, num_samples=4)
+    assert len(replayer._interception.relay.counters) == first
+    assert torch.equal(rows["0"], model[0](x))
+    assert_untouched(model)
+
+
 def test_hook_added_while_replaying_is_seen_from_then_on() -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     x = torch.randn(4, 3)
