@@ -4,7 +4,13 @@ Rows depend on their index alone, so every attempt, in any process, makes the sa
 """
 
 import argparse
+import json
+import os
+import signal
+import sys
 import time
+import traceback
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -59,27 +65,66 @@ def write_block(writer: StoreWriter, block: int, pause: float = 0.0) -> bool:
     return target.commit(make_ids(start, stop), {"label": labels}, seconds=1.0)
 
 
-def write_all(writer: StoreWriter, pause: float = 0.0) -> None:
-    """Write whatever is missing, then publish."""
-    for block in writer.missing():
+def write_all(writer: StoreWriter, pause: float = 0.0, first: int = 0) -> None:
+    """Write whatever is missing, from block `first` on and round, then publish."""
+    missing = writer.missing()
+    for block in sorted(missing, key=lambda b: (b - first) % writer.num_blocks):
         if block not in writer.committed():
             write_block(writer, block, pause)
     writer.consolidate()
 
 
-def main() -> None:
+def run(arguments: Sequence[str]) -> None:
     """Write a store and say so."""
     parser = argparse.ArgumentParser()
     parser.add_argument("url")
     parser.add_argument("--pause", type=float, default=0.0)
-    args = parser.parse_args()
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--weights", default="abc")
+    args = parser.parse_args(arguments)
     encode_part(0, ["x"], {})  # imports pyarrow and pandas, which takes long
 
-    with open_run(args.url, make_spec()) as writer:
+    spec = make_spec()
+    spec.identity["model"]["weights"] = args.weights
+    with open_run(args.url, spec) as writer:
         print("started", flush=True)
-        write_all(writer, args.pause)
+        write_all(writer, args.pause, args.first)
         print("finished", flush=True)
 
 
+def serve() -> None:
+    """Start a writer for each line of standard input, and say its process id.
+
+    Imports take longer than writing, so a writer is a fork of a process that has done
+    them.  Each line is a JSON list: a file for the writer's output, then its arguments.
+    """
+    import s3fs  # noqa: F401
+
+    encode_part(0, ["x"], {})
+    for line in sys.stdin:
+        log, *arguments = json.loads(line)
+        child = os.fork()
+        if child:
+            print(child, flush=True)
+            continue
+        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(descriptor, 1)
+        os.dup2(descriptor, 2)
+        status = 1
+        try:
+            run(arguments)
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            print(f"exit {status}", flush=True)
+            os._exit(status)
+
+
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:] == ["--serve"]:
+        # Nobody waits for the writers, so that none stays behind as a zombie.
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        serve()
+    else:
+        run(sys.argv[1:])
