@@ -49,6 +49,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         code: int = arguments.command(arguments)
         return code
+    except BrokenPipeError:
+        # Whoever read the output has had enough, such as `head`.
+        sys.stdout = None
+        return DONE
     except RequeueExit as stop:
         _complain(str(stop))
         return REQUEUE_CODE
