@@ -93,11 +93,13 @@ def preserved_attributes(model: nn.Module) -> Iterator[None]:
     modules = [module.__dict__ for module in _submodules(model)]
     before = [attributes.copy() for attributes in modules]
     containers = [
-        (value, value.copy())
+        value
         for attributes in modules
         for value in attributes.values()
         if type(value) in _CONTAINERS  # parameters, children and hooks too
     ]
+    filled = [(value, value.copy()) for value in containers if value]
+    empty = [value for value in containers if not value]
     try:
         yield
     finally:
@@ -106,7 +108,10 @@ def preserved_attributes(model: nn.Module) -> Iterator[None]:
                 for name in attributes.keys() - old.keys():
                     del attributes[name]
                 attributes.update(old)
-        for container, content in containers:
+        for container in empty:
+            if container:
+                container.clear()
+        for container, content in filled:
             if not _same_items(container, content):
                 container.clear()
                 # A list is filled by `extend`, a dictionary or set by `update`.

@@ -1,8 +1,9 @@
 """Runs a model once and builds the graph of what it did, payloads on request."""
 
+import gc
 import threading
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,18 +95,30 @@ def run_capture(
     names = ModelNames(model)
     state = CaptureState(names.params, names.buffers, wanted, stop_at, detach)
     grad_mode = torch.is_grad_enabled()
-    with _ONE_AT_A_TIME:
+    with _ONE_AT_A_TIME, _without_collections():
         output = _run(model, args, kwargs, names, state)
-    if not state.stopped:
-        _add_outputs(state, output, model)
-    graph = build_graph(state, names, grad_mode)
-    _check_overwritten(graph, state)
-    if state.gaps != list(graph.gaps):
+        if not state.stopped:
+            _add_outputs(state, output, model)
         graph = build_graph(state, names, grad_mode)
+        _check_overwritten(graph, state)
+        if state.gaps != list(graph.gaps):
+            graph = build_graph(state, names, grad_mode)
     payloads = state.payloads
     return Capture(
         model, graph, payloads.tensors, payloads.versions, state.conditions, output
     )
+
+
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """Hold back garbage collections, which thousands of new records would trigger."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _refuse_nesting() -> None:
