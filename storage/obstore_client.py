@@ -21,6 +21,7 @@ _OPTIONS = {
 }
 # obstore reads neither profiles nor these.
 _ONLY_S3FS = ("AWS_PROFILE", "AWS_ENDPOINT_URL_S3")
+_CREDENTIALS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 # The threads behind obstore do not survive a fork, and it would wait for them for ever.
 # Which process started them is a fact of the process, so it is kept for the process.
 _started_in: list[int] = []
@@ -35,8 +36,9 @@ def obstore_fits(url: str, storage_options: Mapping[str, Any]) -> bool:
     options = _flat(storage_options)
     if set(options) - set(_OPTIONS):
         return False
-    known = options.get("anon") or {"key", "secret"} <= set(options)
-    return bool(known or os.environ.get("AWS_ACCESS_KEY_ID"))
+    if options.get("anon") or {"key", "secret"} <= set(options):
+        return True
+    return all(os.environ.get(name) for name in _CREDENTIALS)
 
 
 def survived_fork() -> bool:
@@ -74,13 +76,19 @@ class ObstoreClient(RemoteClient):
         config.setdefault("region", os.environ.get("AWS_REGION", "us-east-1"))
         self._api: Any = obstore
         # Whoever calls retries, with one policy for every client.
-        self._store: Any = S3Store(
-            bucket,
-            prefix=prefix or None,
-            client_options={"allow_http": True},
-            retry_config={"max_retries": 0, "retry_timeout": timedelta(seconds=60)},
-            **config,
-        )
+        try:
+            self._store: Any = S3Store(
+                bucket,
+                prefix=prefix or None,
+                client_options={"allow_http": True},
+                retry_config={"max_retries": 0, "retry_timeout": timedelta(seconds=60)},
+                **config,
+            )
+        except obstore.exceptions.BaseError as error:
+            raise StoreError(
+                f"obstore cannot open {url}: {str(error).splitlines()[0]}. Correct the "
+                "storage options or the environment, or use client='s3fs'."
+            ) from error
         if not _started_in:
             _started_in.append(os.getpid())
 

@@ -1,5 +1,6 @@
 """Stores on S3: the same store as on disk, whatever the network does to requests."""
 
+import os
 import pickle
 import re
 import warnings
@@ -24,6 +25,7 @@ pytestmark = pytest.mark.s3
 
 QUICK = Patience(attempts=4, first_seconds=0.01)
 CLIENTS = ("s3fs", "obstore")
+BOTH = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
 Options = Callable[..., dict[str, Any]]
 
 
@@ -316,9 +318,16 @@ def test_credentials_come_from_the_environment(
         open_run(s3_url, small, storage_options={"client": "s3fs"})
 
 
-def test_a_wrong_client_is_named(s3_url: str, small: Any) -> None:
+def test_a_wrong_client_is_named(
+    s3_url: str, small: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in BOTH:
+        monkeypatch.delenv(name, raising=False)
     with pytest.raises(StoreError, match="client='boto' is none of"):
         open_run(s3_url, small, storage_options={"client": "boto"})
+    options = {"client": "obstore", "key": "half of it"}
+    with pytest.raises(StoreError, match="obstore cannot open s3://ready.*: .*Secret"):
+        open_run(s3_url, small, storage_options=options)
     options = {"client": "obstore", "profile": "lab"}
     with pytest.raises(StoreError, match=r"\['profile'\] mean nothing to obstore"):
         open_run(s3_url, small, storage_options=options)
@@ -366,3 +375,57 @@ def test_loader_workers_read_a_store_on_s3(
         rows = torch.cat(list(loader)).numpy()
         np.testing.assert_array_equal(rows, expected)
         np.testing.assert_array_equal(store["conv"][:], expected)  # parent unharmed
+
+
+@pytest.mark.parametrize(
+    ("client", "nbytes"), [("s3fs", 101 << 20), ("obstore", 6 << 20)]
+)
+def test_an_object_of_any_size_is_one_put(
+    seaweed: Any, client: str, nbytes: int, s3_url: str, s3_options: Options
+) -> None:
+    """Both clients would upload it in parts by themselves, and leave them if killed."""
+    objects = RemoteObjects(s3_url, s3_options(seaweed, client), patience=QUICK)
+    data = np.zeros(nbytes, np.uint8)
+    assert objects.put_new("big", [data])
+    objects.replace("big", [data])
+    assert [method for method, _ in seaweed.requests] == ["PUT", "PUT"]
+    assert objects.size("big") == nbytes
+    objects.delete("big")
+
+
+def test_a_writer_that_may_not_delete_can_write(
+    on_seaweed: RemoteObjects, seaweed: Any, sample: ModuleType, small: Any
+) -> None:
+    seaweed.inject("403", "DELETE|POST")
+    sample.write_all(open_run(on_seaweed, small))
+    assert open_store(on_seaweed).verify(deep=True).ok
+
+
+@pytest.mark.parametrize(
+    ("options", "environment", "client"),
+    [
+        ({"key": "a", "secret": "b"}, {}, "ObstoreClient"),
+        ({"anon": True}, {}, "ObstoreClient"),
+        ({}, BOTH, "ObstoreClient"),
+        ({}, {"AWS_ACCESS_KEY_ID": "a"}, "FsspecClient"),
+        ({}, {}, "FsspecClient"),
+        ({"key": "a", "secret": "b", "client": "s3fs"}, {}, "FsspecClient"),
+        ({"key": "a", "secret": "b", "profile": "lab"}, {}, "FsspecClient"),
+        ({"key": "a", "secret": "b"}, {"AWS_PROFILE": "lab"}, "FsspecClient"),
+        ({"client_kwargs": {"region_name": "x"}, "anon": True}, {}, "ObstoreClient"),
+        ({"client_kwargs": {"verify": False}, "anon": True}, {}, "FsspecClient"),
+    ],
+)
+def test_obstore_is_used_where_it_understands_everything(
+    options: dict[str, Any],
+    environment: dict[str, str],
+    client: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    objects = RemoteObjects("s3://bucket/x", options)
+    (made,) = objects._clients.values()
+    assert type(made).__name__ == client
