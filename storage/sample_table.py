@@ -15,6 +15,14 @@ if TYPE_CHECKING:
 
 _ROW = "sample"
 _ID = "id"
+# Beyond values of several kinds: integers over 64 bits, text that is not Unicode.
+_UNSTORABLE = (
+    pa.ArrowInvalid,
+    pa.ArrowTypeError,
+    pa.ArrowNotImplementedError,
+    OverflowError,
+    UnicodeEncodeError,
+)
 
 
 def encode_part(
@@ -71,7 +79,7 @@ def _column(name: str, values: Sequence[Any]) -> Any:
     items = values.tolist() if hasattr(values, "tolist") else list(values)
     try:
         return pa.array(items, from_pandas=True)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
+    except _UNSTORABLE as error:
         raise DataError(
             f"The metadata column {name!r} cannot be stored: its values have no common "
             f"type ({error}). Give it numbers, text, booleans or dates, one kind."
@@ -114,8 +122,11 @@ def _to_parquet(table: Any) -> bytes:
 
 def _read(data: bytes, where: str, columns: list[str] | None = None) -> Any:
     try:
-        file = pq.ParquetFile(io.BytesIO(data), page_checksum_verification=True)
-        return file.read(columns=columns)
+        # Not from a Python file: with one, pyarrow 26 now and then aborts the process
+        # at its end, after all is done.
+        source = pa.BufferReader(data)
+        file = pq.ParquetFile(source, page_checksum_verification=True)
+        return file.read(columns=columns, use_threads=False)
     except (pa.ArrowInvalid, pa.ArrowKeyError, OSError) as error:
         raise ManifestError(
             f"{where} is no readable samples table ({error}): it is damaged."
