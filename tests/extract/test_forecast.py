@@ -1,7 +1,10 @@
 """A run that cannot fit is refused with the numbers; one that can is cut to fit."""
 
 import dataclasses
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -106,8 +109,18 @@ def test_budget_follows_the_memory_that_is_there() -> None:
     assert pieces.least_bytes <= pieces.budget_bytes <= 150_000_000
 
 
-def test_disk_of_a_place_that_is_not_there_yet(tmp_path: Path) -> None:
-    assert free_disk(str(tmp_path / "a/b/c")) == free_disk(f"file://{tmp_path}")
+def test_disk_of_a_place_that_is_not_there_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Path] = []
+
+    def usage(place: Path) -> Any:
+        asked.append(place)
+        return SimpleNamespace(free=77)
+
+    monkeypatch.setattr(shutil, "disk_usage", usage)
+    assert free_disk(str(tmp_path / "a/b/c")) == free_disk(f"file://{tmp_path}") == 77
+    assert asked == [tmp_path, tmp_path]
     assert free_disk("memory://x") is None and free_disk(None) is None
 
 
