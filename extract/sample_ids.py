@@ -82,7 +82,19 @@ def _as_text(value: object) -> str:
         value = value.decode()
     if value is None or isinstance(value, float):
         raise DataError(f"An id must be text or an integer, but an item gives {value}.")
-    return str(value)
+    return _storable(str(value))
+
+
+def _storable(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"The id {text!r} cannot be stored as text: {error.reason} (names of files "
+            "that are not UTF-8 come like this). Give other ids with ids=, or rename "
+            "the files."
+        ) from error
+    return text
 
 
 def _numel(value: Any) -> int:
@@ -125,7 +137,7 @@ def make_id_rule(
     if isinstance(first_item, Mapping) and "id" in first_item:
         return IdRule(key="id")
     if source.file_names is not None:
-        return IdRule(known=source.file_names)
+        return IdRule(known=tuple(map(_storable, source.file_names)))
     return IdRule()
 
 

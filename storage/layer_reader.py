@@ -112,16 +112,20 @@ class LayerReader:
     def __getitem__(self, key: Any) -> NDArray[Any]:
         """Return rows by position: integer, slice, integer array or boolean mask.
 
-        A tuple indexes the feature axes too, after whole rows are read.
+        A tuple indexes the feature axes too, as in numpy, after whole rows are read.
         """
         if isinstance(key, tuple):
             first = key[0] if key else slice(None)
             if first is Ellipsis:
                 whole: NDArray[Any] = self.numpy()[key]
                 return whole
-            rows = self[first]
-            rest = key[1:] if _is_integer(first) else (slice(None), *key[1:])
-            result: NDArray[Any] = rows[rest]
+            if isinstance(first, slice):
+                part: NDArray[Any] = self[first][:, *key[1:]]
+                return part
+            # Index arrays of several axes go together, so this one stays one.
+            rows = self[[first]] if _is_integer(first) else self[first]
+            place = 0 if _is_integer(first) else np.arange(len(rows))
+            result: NDArray[Any] = rows[place, *key[1:]]
             return result
         if key is Ellipsis:
             return self.numpy()
@@ -244,15 +248,16 @@ class LayerReader:
                 f"Rows of layer {self.name!r} are chosen by integers or booleans, not "
                 f"by {index.dtype}; use .rows(ids=[...]) for sample ids."
             )
-        return self._checked(index.astype(np.int64))
+        return self._checked(index)
 
-    def _checked(self, index: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _checked(self, index: NDArray[Any]) -> NDArray[np.int64]:
         wrong = index[(index >= len(self)) | (index < -len(self))]
         if len(wrong):
             raise IndexError(
                 f"Row {int(wrong[0])} is out of range: layer {self.name!r} has "
                 f"{len(self)} committed rows."
             )
+        index = index.astype(np.int64)
         return np.where(index < 0, index + len(self), index)
 
     def _to_dataset(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -281,7 +286,10 @@ class LayerReader:
 
 
 def _is_integer(key: Any) -> bool:
-    return isinstance(key, SupportsIndex) and not isinstance(key, np.ndarray | bool)
+    if hasattr(key, "__array__"):  # an array, a tensor, a numpy scalar
+        found = np.asarray(key)
+        return found.ndim == 0 and found.dtype.kind in "iu"
+    return isinstance(key, SupportsIndex) and not isinstance(key, bool)
 
 
 def _reopen(store: "Store", name: str) -> LayerReader:

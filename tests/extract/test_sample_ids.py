@@ -1,5 +1,6 @@
 """Ids and metadata: where they come from, and every rule about them."""
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -142,6 +143,15 @@ def test_metadata_entry_must_be_one_value(source: Source) -> None:
     assert metadata.of_item(0, {"x": torch.tensor([2])}) == [2]
     with pytest.raises(DataError, match=r"'x' has shape \(2,\)"):
         metadata.of_item(0, {"x": torch.zeros(2)})
+
+
+def test_text_that_is_not_unicode_is_refused_before_anything_runs() -> None:
+    name = b"caf\xe9.png".decode("utf-8", "surrogateescape")
+    folder = dataclasses.replace(open_source([torch.zeros(2)]), file_names=(name,))
+    with pytest.raises(DataError, match=r"'caf\\udce9.png' cannot be stored.*UTF-8"):
+        make_id_rule(None, folder, torch.zeros(2), Metadata())
+    with pytest.raises(DataError, match=r"'caf\\udce9.png' cannot be stored"):
+        make_id_rule([name], folder, torch.zeros(2), Metadata())
 
 
 def test_identity_tells_ids_apart_before_items_are_read() -> None:

@@ -135,7 +135,9 @@ def test_masks_are_those_of_numpy(
 
 @pytest.mark.parametrize(
     "key", [0, -1, np.int64(74), (3, 1), (slice(2, 30), 0), (..., 2), ..., (5,),
-            (slice(None), slice(None), 1), ([3, 1], slice(None), 0)]
+            (slice(None), slice(None), 1), ([3, 1], slice(None), 0), ([3, 1], [0, 1]),
+            ([3, 1], [1, 0], [0, 2]), (4, slice(None), [0, 2, 1]), (np.array(5), None),
+            (np.arange(75) % 5 == 0, 1), np.array(7), np.array([7, 2], "uint8")]
 )  # fmt: skip
 def test_other_keys_are_those_of_numpy(
     counted: tuple[LayerReader, NDArray[Any]], key: Any
@@ -151,6 +153,8 @@ def test_other_keys_are_those_of_numpy(
         (-76, "Row -76 is out of range"),
         ([0, 99], "Row 99 is out of range"),
         ([True, False], "mask has 2 entries for the 75 rows"),
+        (np.array([2**64 - 1], "uint64"), "Row 18446744073709551615 is out of range"),
+        (np.array(True), "one-dimensional array"),
         ([0.5], "integers or booleans, not by float64"),
         ("s1", "one-dimensional array"),
         ([[1]], r"shape \[1, 1\] came"),
@@ -336,3 +340,25 @@ def test_a_buffer_may_be_reused_after_write(sample: ModuleType) -> None:
     writer.consolidate()
     expected = sample.make_rows("conv", 0, 8)
     np.testing.assert_array_equal(writer.open_store()["conv"][:], expected)
+
+
+def test_tensors_choose_rows_as_arrays_do(
+    counted: tuple[LayerReader, NDArray[Any]],
+) -> None:
+    torch = pytest.importorskip("torch")
+    reader, rows = counted
+    np.testing.assert_array_equal(reader[torch.tensor([3, -1])], rows[[3, -1]])
+    np.testing.assert_array_equal(reader[torch.tensor(3)], rows[3])
+    np.testing.assert_array_equal(reader[torch.arange(75) < 9], rows[:9])
+    for key in (torch.tensor(True), torch.tensor(3.0)):
+        with pytest.raises(IndexError, match="one-dimensional array"):
+            reader[key]
+
+
+@pytest.mark.parametrize("value", [2**70, b"\xe9".decode("utf-8", "surrogateescape")])
+def test_metadata_beyond_the_format_is_refused_by_column(value: object) -> None:
+    spec = RunSpec(1, {"layer": ArraySpec((2,), "float32")}, block_rows=16)
+    block = open_run(None, spec).block(0)
+    block.write("layer", np.zeros((1, 2), "float32"))
+    with pytest.raises(DataError, match="column 'size' cannot be stored"):
+        block.commit(["a"], metadata={"size": [value]})
