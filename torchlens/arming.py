@@ -8,6 +8,7 @@ modules that this one calls.
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -92,7 +93,7 @@ class _SiteMode(TorchFunctionMode):
         except KeyError:
             found = facts_of(func)
             self.known[func] = facts = found if found.name in self.names else None
-        if facts is not None and self.relay.active:
+        if facts is not None and self.relay.thread == get_ident():
             value = _written(facts, args, kwargs) if result is None else result
             self._look(facts.name, value)
         return result
@@ -154,7 +155,7 @@ def _armed_forward(
     name, limit = catch.key.address, catch.num_calls
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        if not relay.active:
+        if relay.thread != get_ident():
             return inner(*args, **kwargs)
         calls[0] = call = calls[0] + 1
         watch = watches.get(call)

@@ -17,6 +17,7 @@ import torch
 from .records import CallSite, Frame
 
 _TORCH_FOLDER = str(PurePath(torch.__file__).parent) + os.sep
+_OUR_FOLDER = str(PurePath(__file__).parent) + os.sep
 
 _BINARY_OP = dis.opmap["BINARY_OP"]
 _EMPTY = CallSite((), "")
@@ -62,19 +63,17 @@ def source_frame(code: CodeType, offset: int) -> Frame:
 class CallSites:
     """Walks frames up to a module's forward and interns what it finds.
 
+    Frames of our own are left out: who else watches the same model, and so has wrapped
+    its modules, is no part of where a call stands.
+
     Keys hold the ids of code objects, which the interned `CallSite` keeps alive;
     hashing a code object itself would hash its constants each time.
     """
 
-    def __init__(
-        self,
-        boundaries: frozenset[CodeType],
-        passed: frozenset[CodeType] = frozenset(),
-    ) -> None:
-        """Walk up to code in `boundaries`, leaving out frames of code in `passed`."""
-        self._codes = boundaries | passed  # kept alive: the sets hold ids
+    def __init__(self, boundaries: frozenset[CodeType]) -> None:
+        """Walk up to code in `boundaries`."""
+        self._codes = boundaries  # kept alive: the set holds ids
         self._boundaries = frozenset(map(id, boundaries))
-        self._passed = passed
         self._known: dict[tuple[int, ...], CallSite] = {}
         self._bytecode: dict[int, tuple[CodeType, bytes]] = {}
 
@@ -95,7 +94,7 @@ class CallSites:
             frame = start
             for _ in range(len(key) // 2):
                 assert frame is not None
-                if frame.f_code not in self._passed:
+                if not frame.f_code.co_filename.startswith(_OUR_FOLDER):
                     steps.append((frame.f_code, frame.f_lasti))
                 frame = frame.f_back
             steps.reverse()

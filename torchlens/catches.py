@@ -6,6 +6,7 @@ that the installed hooks and wrappers share: they hand it tensors, it hands them
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from threading import get_ident
 from types import FrameType
 from typing import Literal
 
@@ -60,14 +61,16 @@ class Catch:
 class Relay:
     """What the hooks of one installation share during one forward.
 
+    `thread` is the thread of that forward while tensors are wanted, else 0: another
+    thread may run the same model meanwhile, and its tensors are not ours.
     `doubtful` tells that a module was called from another place than planned: whether
     it is the planned call shows only when the forward has made all of its calls.
     """
 
-    __slots__ = ("active", "callers", "counters", "doubtful", "problem", "receive")
+    __slots__ = ("callers", "counters", "doubtful", "problem", "receive", "thread")
 
     def __init__(self, receive: Receive, callers: Callers) -> None:
-        self.active = False
+        self.thread = 0
         self.doubtful = False
         self.callers = callers
         self.problem: str | None = None
@@ -86,7 +89,11 @@ class Relay:
         self.doubtful = False
         for counter in self.counters:
             counter[0] = 0
-        self.active = True
+        self.thread = get_ident()
+
+    def end(self) -> None:
+        """Want no tensors any more."""
+        self.thread = 0
 
     def checker(self, catch: Catch) -> Callable[[FrameType], None]:
         """Return what notes a call that came from another place than planned."""
@@ -104,7 +111,7 @@ class Relay:
         """Note the first departure from the plan and end the forward."""
         if self.problem is None:
             self.problem = problem
-        self.active = False
+        self.thread = 0
         raise Halt
 
 

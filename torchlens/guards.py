@@ -7,9 +7,10 @@ runs and the mode sees the innermost calls instead.
 
 import functools
 import sys
+import threading
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any
+from typing import Any, ClassVar
 
 _NAMES = (
     "has_torch_function",
@@ -40,31 +41,37 @@ def _guarded(num_modules: int) -> tuple[tuple[dict[str, Any], str], ...]:
 
 
 class CompositeGuards:
-    """Context in which torch's guards answer False; entering twice is harmless."""
+    """Context in which torch's guards answer False; entering twice is harmless.
 
-    def __init__(self) -> None:
-        self._depth = 0
-        self._saved: list[tuple[dict[str, Any], str, Callable[..., bool]]] = []
+    The guards are the process's, and so is the count of who needs them open: two
+    forwards in two threads end in any order.
+    """
+
+    _lock = threading.Lock()
+    _depth = 0
+    _saved: ClassVar[list[tuple[dict[str, Any], str, Callable[..., bool]]]] = []
 
     def open(self) -> None:
         """Make the guards answer False."""
-        self._depth += 1
-        if self._depth > 1:
-            return
-        for namespace, guard in _guarded(len(sys.modules)):
-            current = namespace[guard]
-            if current is not _answer_false:
-                self._saved.append((namespace, guard, current))
+        shared = CompositeGuards
+        with shared._lock:
+            shared._depth += 1
+            if shared._depth > 1:
+                return
+            for namespace, guard in _guarded(len(sys.modules)):
+                shared._saved.append((namespace, guard, namespace[guard]))
                 namespace[guard] = _answer_false
 
     def close(self) -> None:
         """Undo one `open`; the last one restores the guards."""
-        self._depth -= 1
-        if self._depth:
-            return
-        for namespace, guard, original in self._saved:
-            namespace[guard] = original
-        self._saved.clear()
+        shared = CompositeGuards
+        with shared._lock:
+            shared._depth -= 1
+            if shared._depth:
+                return
+            for namespace, guard, original in shared._saved:
+                namespace[guard] = original
+            shared._saved.clear()
 
     def __enter__(self) -> "CompositeGuards":
         self.open()

@@ -10,6 +10,7 @@ per installation is decided here, once.
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from sys import _getframe
+from threading import get_ident
 from types import FrameType
 from typing import Any
 
@@ -21,6 +22,8 @@ from .catches import Catch, Relay, describe_key
 from .structures import get_at
 
 Found = tuple[int, Catch]
+
+_LAYER = "_torchlens_layer"
 
 __all__ = [
     "Found",
@@ -62,20 +65,37 @@ def has_output_hooks(module: nn.Module) -> bool:
 def replace_forward(
     module: nn.Module, forward: Callable[..., Any], stack: ExitStack
 ) -> None:
-    """Put `forward` on the instance until the stack closes."""
+    """Put `forward` on the instance until the stack closes.
+
+    Installations on one model may end in any order: one that ends below another stays
+    where it is, switched off, until the other ends too.
+    """
     own = module.__dict__
-    previous = own.get("forward")
+    layer = _Layer(own.get("forward"))
 
     def restore() -> None:
-        if previous is None:
+        layer.ended = True
+        top = own.get("forward")
+        while (found := getattr(top, _LAYER, None)) is not None and found.ended:
+            top = found.below
+        if top is None:
             own.pop("forward", None)
         else:
-            own["forward"] = previous
+            own["forward"] = top
 
     # Some models look at the signature of their parts.
     forward.__wrapped__ = module.forward  # type: ignore[attr-defined]  # a function
+    setattr(forward, _LAYER, layer)
     own["forward"] = forward
     stack.callback(restore)
+
+
+class _Layer:
+    """One wrapper of a module's forward, and what was on the instance before it."""
+
+    def __init__(self, below: Any) -> None:
+        self.below = below
+        self.ended = False
 
 
 def _by_call(found: Sequence[Found], kind: str) -> dict[int, list[Found]]:
@@ -157,7 +177,7 @@ class _ModuleSites:
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             output = inner(*args, **kwargs)
-            if relay.active:
+            if relay.thread == get_ident():
                 if calls[0]:
                     too_many_calls(relay, name, 1)
                 calls[0] = 1
@@ -175,7 +195,7 @@ class _ModuleSites:
         inputs, outputs, checks = self.inputs, self.outputs, self._checks()
 
         def forward(*args: Any, **kwargs: Any) -> Any:
-            if not relay.active:
+            if relay.thread != get_ident():
                 return inner(*args, **kwargs)
             # Numbered on entry, so that a module that calls itself keeps its numbers.
             calls[0] = call = calls[0] + 1
@@ -187,7 +207,7 @@ class _ModuleSites:
             if before:
                 send(relay, before, _Arguments(args, kwargs))
             output = inner(*args, **kwargs)
-            if after and relay.active:
+            if after and relay.thread:
                 send(relay, after, output)
             return output
 
@@ -200,7 +220,7 @@ class _ModuleSites:
         checks = self._checks()
 
         def hook(module: nn.Module, args: Any, output: Any) -> None:
-            if not relay.active:
+            if relay.thread != get_ident():
                 return
             if not counted:
                 calls[0] += 1
@@ -219,7 +239,7 @@ class _ModuleSites:
         inputs, checks = self.inputs, self._checks()
 
         def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
-            if not relay.active:
+            if relay.thread != get_ident():
                 return
             calls[0] += 1
             found = inputs.get(calls[0])

@@ -19,6 +19,7 @@ from .errors import CaptureError, PlanError
 from .guards import CompositeGuards
 from .hooks import Found, has_output_hooks, install_module_catches
 from .model_access import original_module
+from .model_state import TURNS
 from .run_modes import RunModes
 
 __all__ = ["Interception"]
@@ -50,7 +51,7 @@ class Interception:
         try:
             self._install()
         except BaseException:
-            self._stack.close()
+            self._remove()
             raise
         return self
 
@@ -60,12 +61,12 @@ class Interception:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._stack.close()
+        self._remove()
 
     @contextmanager
     def removed(self) -> Iterator[None]:
         """Take everything off the model for a while, so that it runs as it is."""
-        self._stack.close()
+        self._remove()
         try:
             yield
         finally:
@@ -80,7 +81,7 @@ class Interception:
             CaptureError: If a forward of this installation is running already.
         """
         relay = self.relay
-        if relay.active:
+        if relay.thread:
             raise CaptureError(
                 "This model is already running under these catches, and one capture "
                 "cannot run inside another. Finish the first, or use two models."
@@ -99,10 +100,18 @@ class Interception:
             except Halt:
                 return None, True
             finally:
-                relay.active = False
+                relay.end()
                 trim_mode_stack(depth)
 
+    def _remove(self) -> None:
+        with TURNS:
+            self._stack.close()
+
     def _install(self) -> None:
+        with TURNS:
+            self._put_on()
+
+    def _put_on(self) -> None:
         self.relay.counters.clear()  # those of an earlier installation
         by_module: dict[str, list[Found]] = {}
         by_armed: dict[str, list[Found]] = {}

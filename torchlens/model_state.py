@@ -2,10 +2,12 @@
 
 import random
 import sys
+import threading
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from operator import is_
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -17,12 +19,18 @@ from .model_access import compiler_is_loaded
 # forward, and note that it did.
 _CONTAINERS = frozenset({dict, OrderedDict, list, set})
 
+# Guards, fast paths, generators and a model's attributes are the process's: captures in
+# threads take turns, and so does whoever changes what is on a model.
+TURNS = threading.RLock()
+
 __all__ = [
-    "eager_and_unfused",
+    "EAGER_AND_UNFUSED",
+    "TURNS",
     "preserved_attributes",
     "preserved_randomness",
     "preserved_state",
     "random_state",
+    "untouched",
 ]
 
 
@@ -119,6 +127,13 @@ def preserved_attributes(model: nn.Module) -> Iterator[None]:
                 getattr(container, fill)(content)
 
 
+@contextmanager
+def untouched(model: nn.Module) -> Iterator[None]:
+    """Restore modes, flags and attributes of a model; threads take turns meanwhile."""
+    with TURNS, preserved_attributes(model), preserved_state(model):
+        yield
+
+
 def _same_items(container: Any, content: Any) -> bool:
     """Tell whether two containers hold the same objects; tensors do not compare."""
     if len(container) != len(content):
@@ -148,19 +163,42 @@ def _parameters(modules: list[nn.Module]) -> Iterator[nn.Parameter]:
                 yield parameter
 
 
-@contextmanager
-def eager_and_unfused() -> Iterator[None]:
-    """Run compiled parts from their original code and attention by its parts.
+class _EagerAndUnfused:
+    """Context in which compiled parts run from their code, and attention by its parts.
 
     torch's fused encoder path depends on whether hooks are present, so that what runs
-    would depend on whether anybody watches.
+    would depend on whether anybody watches.  These settings are the process's: of the
+    threads that need them, the last one to end restores them.
     """
-    fastpath = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        with ExitStack() as stack:
-            if compiler_is_loaded():
-                stack.enter_context(torch.compiler.set_stance("force_eager"))
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fastpath)
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._depth = 0
+        self._restore = ExitStack()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._depth:
+                if torch.backends.mha.get_fastpath_enabled():
+                    torch.backends.mha.set_fastpath_enabled(False)
+                    self._restore.callback(
+                        torch.backends.mha.set_fastpath_enabled, True
+                    )
+                if compiler_is_loaded():
+                    stance = torch.compiler.set_stance("force_eager")
+                    self._restore.enter_context(stance)
+            self._depth += 1
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        with self._lock:
+            self._depth -= 1
+            if not self._depth:
+                self._restore.close()
+
+
+EAGER_AND_UNFUSED = _EagerAndUnfused()

@@ -79,7 +79,7 @@ def call_sites() -> CallSites:
     Code does not change, so that every capture of the process shares what is known.
     """
     ends = (_inner_code(_wrap_forward), ModuleTracker.call.__code__)
-    return CallSites(frozenset(ends), passed=frozenset({_inner_code(_wrap_call)}))
+    return CallSites(frozenset(ends))
 
 
 def _inner_code(function: _Forward) -> Any:

@@ -18,7 +18,7 @@ from .identity import digest_text, identify
 from .lookup import Layers, resolve_layers
 from .model_access import unwrap_model
 from .model_inputs import ModelInputs, as_inputs
-from .model_state import preserved_randomness, preserved_state
+from .model_state import preserved_randomness, untouched
 from .near_misses import listed
 from .plan_fit import python_version
 from .plans import CapturePlan, SitePlan
@@ -76,8 +76,8 @@ def plan(
     autocast = ambient_autocast(device_type(module))
     modes = RunModes(autocast)
     with ExitStack() as stack:
+        stack.enter_context(untouched(module))
         stack.enter_context(training_mode(module, training))
-        stack.enter_context(preserved_state(module))
         left = stack.enter_context(preserved_tensors(module))
         stack.enter_context(preserved_randomness(module))
         modes.enter(stack, inference=False)

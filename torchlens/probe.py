@@ -90,7 +90,7 @@ class Probe:
             version = None if tensor.is_inference() else tensor._version
             seen[index] = (tensor, version, tensor.detach().clone())
             if halt and len(seen) == len(catches):
-                interception.relay.active = False
+                interception.relay.end()
                 raise Halt
 
         interception = Interception(self._model, catches, receive, self._modes)

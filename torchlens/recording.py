@@ -166,7 +166,7 @@ def _run(
     def receive(index: int, tensor: Tensor) -> None:
         found[names[index]] = tensor.detach().clone()
         if halt and len(found) == len(names):
-            interception.relay.active = False
+            interception.relay.end()
             raise Halt
 
     interception = Interception(model, tuple(catches.values()), receive, modes)

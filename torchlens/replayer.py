@@ -24,7 +24,7 @@ from .model_state import preserved_state
 from .plan_fit import check_fit, python_version
 from .plans import CapturePlan, torch_dtype
 from .retracing import rows_of_capture
-from .run_modes import RunModes, training_mode
+from .run_modes import ModuleModes, RunModes, training_mode
 from .structures import leaves
 from .tracer import run_capture
 
@@ -37,8 +37,8 @@ __all__ = ["Policy", "Replayer"]
 class Replayer:
     """Context in which `run` hands back the rows of a plan's sites for a batch.
 
-    The model is in the plan's train/eval mode inside the context, and exactly as it
-    was after it.
+    The model is in the plan's train/eval mode while it runs, and exactly as it was
+    after the context.
 
     Attributes:
         missing: Sites that the last batch did not have, under the policy "retrace".
@@ -127,9 +127,12 @@ class Replayer:
 
     def __enter__(self) -> "Replayer":
         try:
-            self._stack.enter_context(training_mode(self._model, self.plan.training))
-            # After the mode is set: running statistics are saved in train mode only.
-            self._stack.enter_context(preserved_state(self._model))
+            training = self.plan.training
+            self._modes.modules = ModuleModes(self._model, training)
+            if training:
+                # Running statistics go on from batch to batch, and back at the end.
+                self._stack.enter_context(training_mode(self._model, training))
+                self._stack.enter_context(preserved_state(self._model))
             self._stack.enter_context(self._interception)
         except BaseException:
             self._stack.close()
@@ -251,7 +254,7 @@ class Replayer:
             and not self._interception.relay.doubtful
         ):
             self._halted = True
-            self._interception.relay.active = False
+            self._interception.relay.end()
             raise Halt
 
     def _check_constant(self, index: int, tensor: Tensor) -> None:

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from .model_access import compiler_is_loaded
+from .model_state import EAGER_AND_UNFUSED
 
-__all__ = ["Autocast", "RunModes", "ambient_autocast", "training_mode"]
+__all__ = ["Autocast", "ModuleModes", "RunModes", "ambient_autocast", "training_mode"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,23 +44,53 @@ def ambient_autocast(device_type: str) -> Autocast:
     return Autocast(device_type, dtype)
 
 
+class ModuleModes:
+    """The train/eval modes of a model's modules, set for one forward at a time.
+
+    Whoever takes rows on the fly may train another part of the same model in between,
+    or take rows of it elsewhere, and calls `train()` as often as it likes.
+    """
+
+    def __init__(self, model: nn.Module, training: bool) -> None:
+        """Note what the modes are to be: as the model has them, or changed as asked."""
+        with training_mode(model, training):
+            self._modules = list(model.modules())
+            self._wanted = [module.training for module in self._modules]
+
+    def enter(self, stack: ExitStack) -> None:
+        """Set the modes until `stack` closes."""
+        found = [module.training for module in self._modules]
+        stack.callback(self._set, found)
+        self._set(self._wanted)
+
+    def _set(self, flags: list[bool]) -> None:
+        if [module.training for module in self._modules] == flags:
+            return
+        for module, flag in zip(self._modules, flags, strict=True):
+            if module.training is not flag:
+                module.training = flag
+
+
 class RunModes:
-    """Builds the contexts of one forward; what it cannot need is left out."""
+    """Builds the contexts of one forward; what it cannot need is left out.
+
+    Attributes:
+        modules: Modes that the modules get; `None` leaves them as they are.
+    """
 
     def __init__(self, autocast: Autocast) -> None:
+        """Take autocast; the modules' modes stay, unless `modules` is set later."""
         self._autocast = autocast
+        self.modules: ModuleModes | None = None
 
     def enter(self, stack: ExitStack, *, inference: bool) -> None:
         """Enter no_grad or inference mode, and the rest, on `stack`."""
+        if self.modules is not None:
+            self.modules.enter(stack)
         stack.enter_context(torch.inference_mode() if inference else torch.no_grad())
-        # Which kernels run would otherwise depend on whether anybody watches.
-        if torch.backends.mha.get_fastpath_enabled():
-            stack.callback(torch.backends.mha.set_fastpath_enabled, True)
-            torch.backends.mha.set_fastpath_enabled(False)
+        stack.enter_context(EAGER_AND_UNFUSED)
         if not self._autocast.is_ambient:
             stack.enter_context(self._autocast.context())
-        if compiler_is_loaded():
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
 
 
 def training_mode(model: nn.Module, training: bool) -> AbstractContextManager[object]:

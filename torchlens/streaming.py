@@ -57,8 +57,9 @@ def stream(
 ) -> Iterator[Batch]:
     """Yield the rows of `layers` for every batch of `loader`.
 
-    The first batch makes the plan, unless `layers` is one.  While the iterator is in
-    use, the model stays in the plan's mode; closing or exhausting it restores it.
+    The first batch makes the plan, unless `layers` is one.  Every batch runs in the
+    plan's train/eval mode, whatever the model's is in between, and several iterators
+    may share a model; closing or exhausting the iterator leaves the model as it was.
 
     Args:
         model: The model to capture.

@@ -1,7 +1,6 @@
 """Runs a model once and builds the graph of what it did, payloads on request."""
 
 import gc
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -18,7 +17,8 @@ from .graph import Graph
 from .graph_building import ModelNames, build_graph
 from .guards import CompositeGuards
 from .model_state import (
-    eager_and_unfused,
+    EAGER_AND_UNFUSED,
+    TURNS,
     preserved_attributes,
     preserved_randomness,
     preserved_state,
@@ -36,9 +36,6 @@ _MODEL_ERRORS = (
     TypeError,
     ValueError,
 )
-
-# Guards, fast paths and generators are the process's: captures in threads take turns.
-_ONE_AT_A_TIME = threading.Lock()
 
 __all__ = ["Capture", "run_capture"]
 
@@ -95,7 +92,7 @@ def run_capture(
     names = ModelNames(model)
     state = CaptureState(names.params, names.buffers, wanted, stop_at, detach)
     grad_mode = torch.is_grad_enabled()
-    with _ONE_AT_A_TIME, _without_collections():
+    with TURNS, _without_collections():
         output = _run(model, args, kwargs, names, state)
         if not state.stopped:
             _add_outputs(state, output, model)
@@ -144,7 +141,7 @@ def _run(
         stack.enter_context(preserved_randomness(model))
         stack.enter_context(preserved_state(model))
         stack.enter_context(preserved_attributes(model))
-        stack.enter_context(eager_and_unfused())
+        stack.enter_context(EAGER_AND_UNFUSED)
         stack.callback(state.generators.restore)
         stack.callback(state.restore_written)
         stack.callback(_restore_modes, depth)

@@ -16,7 +16,7 @@ from .call_conditions import CallConditions, uncast
 from .graph import Graph
 from .guards import CompositeGuards
 from .model_access import plain_name
-from .model_state import eager_and_unfused, preserved_randomness
+from .model_state import EAGER_AND_UNFUSED, preserved_randomness
 from .records import ArgRef, OpRecord, Path
 from .structures import format_path, get_at, leaves, map_tensors, parse_path
 from .tracer import Capture
@@ -80,7 +80,7 @@ def validate_capture(capture: Capture) -> ValidationReport:
     check.structure()
     check.module_calls()
     check.model_output(capture.output)
-    with preserved_randomness(capture.model), eager_and_unfused(), uncast():
+    with preserved_randomness(capture.model), EAGER_AND_UNFUSED, uncast():
         for call in check.calls().values():
             check.execute(call)
     return ValidationReport(
