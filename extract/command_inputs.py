@@ -45,8 +45,9 @@ def dataset_of(arguments: argparse.Namespace) -> tuple[Any, Any]:
     transform = load_transform(arguments.transform, arguments.model, arguments.weights)
     if transform is None:
         raise DataError(
-            f"The images in {arguments.data!r} need --transform FILE.py:name, or the "
-            f"name of torchvision weights, to become what the model expects."
+            f"The images in {arguments.data!r} need --transform FILE.py:name, or "
+            f"torchvision weights such as torchvision:ResNet18_Weights.DEFAULT, to "
+            f"become what the model expects."
         )
     return dataset, transform
 

@@ -20,7 +20,14 @@ from torchlens.errors import (
     TorchLensError,
 )
 
-from .command_parser import BAD_INPUT, DONE, FAILED, OUT_OF_MEMORY, make_parser
+from .command_parser import (
+    BAD_INPUT,
+    DONE,
+    FAILED,
+    INTERRUPTED,
+    OUT_OF_MEMORY,
+    make_parser,
+)
 from .interrupts import REQUEUE_CODE, RequeueExit
 
 __all__ = ["main"]
@@ -56,6 +63,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except RequeueExit as stop:
         _complain(str(stop))
         return REQUEUE_CODE
+    except KeyboardInterrupt:
+        if arguments.debug:
+            raise
+        _complain("interrupted; run the same command again to go on.")
+        return INTERRUPTED
     except Exception as error:
         if arguments.debug:
             raise

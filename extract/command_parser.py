@@ -6,11 +6,18 @@ from typing import Any
 
 from .interrupts import REQUEUE_CODE
 
-__all__ = ["BAD_INPUT", "DONE", "FAILED", "OUT_OF_MEMORY", "make_parser"]
+__all__ = [
+    "BAD_INPUT",
+    "DONE",
+    "FAILED",
+    "INTERRUPTED",
+    "OUT_OF_MEMORY",
+    "make_parser",
+]
 
 Run = Callable[[argparse.Namespace], int]
 
-DONE, FAILED, BAD_INPUT, OUT_OF_MEMORY = 0, 1, 2, 137
+DONE, FAILED, BAD_INPUT, INTERRUPTED, OUT_OF_MEMORY = 0, 1, 2, 130, 137
 
 _EPILOGUE = f"""
 MODEL is torchvision:NAME, hf:DIR, FILE.py:name or package.module:name, the last two
@@ -25,6 +32,8 @@ exit codes:
        that cannot fit memory or disk, as is known before it begins
   {REQUEUE_CODE:>3}  stopped early by SIGTERM, SIGUSR1 or --time-limit; every block is
        whole: run the same command again
+  {INTERRUPTED:>3}  stopped by Ctrl-C; the blocks that are done stay: run the same
+       command again
   {OUT_OF_MEMORY:>3}  out of memory, which is also what a kill by the kernel gives
 """
 
@@ -66,7 +75,8 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--weights",
         metavar="W",
-        help='name of torchvision weights, "none", or a file of a state dict',
+        help='name of torchvision weights, "none" for untrained ones, or a file of a '
+        "state dict; default the best weights of torchvision, downloaded when missing",
     )
     parser.add_argument("--device", help="where the model is put, such as cuda:0")
 
@@ -131,27 +141,82 @@ def _add_extract(commands: Any, run: Run) -> None:
     parser = _command(commands, "extract", run, text)
     _add_model(parser)
     parser.add_argument("data", metavar="DATA")
-    parser.add_argument("-o", "--output", metavar="STORE", required=True)
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="STORE",
+        required=True,
+        help="folder or URL of the store, made when missing",
+    )
     _add_chosen(parser, required=False)
     parser.add_argument("--plan", metavar="FILE", help="a saved plan, for --layers")
     _add_reading(parser)
-    parser.add_argument("--batch-size", type=int, metavar="N")
-    parser.add_argument("--num-workers", type=int, default=0, metavar="N")
-    parser.add_argument("--block-rows", type=int, metavar="N")
+    _add_pace(parser)
     parser.add_argument("--ids", metavar="COLUMN", help="entry or column with the ids")
     parser.add_argument("--metadata", metavar="FILE", help="CSV with one line a row")
-    parser.add_argument("--preprocess", metavar="TEXT", help="part of the identity")
-    parser.add_argument("--overwrite", action="store_true")
-    parser.add_argument("--max-bytes", type=float, metavar="N")
-    parser.add_argument("--time-limit", type=float, metavar="SECONDS")
-    parser.add_argument("--on-error", choices=["raise", "skip"], default="raise")
+    _add_rules(parser)
     parser.add_argument(
-        "--on-divergence", choices=["raise", "retrace"], default="raise"
+        "-q", "--quiet", action="store_true", help="no forecast, progress or summary"
+    )
+
+
+def _add_pace(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--batch-size", type=int, metavar="N", help="samples run together; default 32"
     )
     parser.add_argument(
-        "--nonfinite", choices=["keep", "raise", "saturate"], default="keep"
+        "--num-workers",
+        type=int,
+        default=0,
+        metavar="N",
+        help="processes that read items",
     )
-    parser.add_argument("-q", "--quiet", action="store_true")
+    parser.add_argument(
+        "--block-rows",
+        type=int,
+        metavar="N",
+        help="rows written and resumed as one, a power of two; default chosen",
+    )
+
+
+def _add_rules(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--preprocess",
+        metavar="TEXT",
+        help="how the data was prepared; a store is continued only under the same",
+    )
+    parser.add_argument(
+        "--overwrite", action="store_true", help="delete a store that is there"
+    )
+    parser.add_argument(
+        "--max-bytes", type=float, metavar="N", help="refuse a store larger than this"
+    )
+    parser.add_argument(
+        "--time-limit",
+        type=float,
+        metavar="SECONDS",
+        help="stop after so long, between two batches",
+    )
+    parser.add_argument(
+        "--on-error",
+        choices=["raise", "skip"],
+        default="raise",
+        help="items that cannot be read: end, or leave them empty and list them",
+    )
+    parser.add_argument(
+        "--on-divergence",
+        choices=["raise", "retrace"],
+        default="raise",
+        help="batches that take another path through the model: end, or trace them "
+        "and leave empty what they do not have",
+    )
+    parser.add_argument(
+        "--nonfinite",
+        choices=["keep", "raise", "saturate"],
+        default="keep",
+        help="NaN, infinity and overflow on cast: count them, end, or cut overflow "
+        "to the largest value",
+    )
 
 
 def _add_info(commands: Any, run: Run) -> None:

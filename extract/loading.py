@@ -133,7 +133,8 @@ class BatchMaker:
         except (TypeError, RuntimeError, ValueError, KeyError) as error:
             raise InputError(
                 f"The items of rows {rows[0]} to {rows[-1]} cannot be joined into one "
-                f"batch: {error} Make them equal in shape and type, or pass collate= "
+                f"batch: {str(error).rstrip('.')}. Make them equal in shape and type, "
+                f"images with a transform that resizes and crops, or pass collate= "
                 f"with a function from a list of items to a batch."
             ) from error
 

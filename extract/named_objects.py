@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from torchlens.errors import DataError, InputError, ModelError
+from torchlens.near_misses import unknown_name
 
 __all__ = ["load_dataset", "load_model", "load_object", "load_transform"]
 
@@ -29,7 +30,8 @@ def load_object(name: str) -> Any:
     place, colon, attribute = name.rpartition(":")
     if not colon or not place or not attribute:
         raise InputError(
-            f"{name!r} names no object; wanted FILE.py:name or package.module:name."
+            f"{name!r} names no object; wanted FILE.py:name or package.module:name. "
+            f"A model of torchvision is written torchvision:NAME."
         )
     module = _load_file(Path(place)) if place.endswith(".py") else _load_module(place)
     found: Any = module
@@ -85,7 +87,8 @@ def load_model(name: str, weights: str | None) -> nn.Module:
     Args:
         name: `torchvision:NAME`, `hf:DIR`, or a model, class or function by name.
         weights: For torchvision, "none", the name of its weights, or a file of a state
-            dict; for others a file; default what comes with the model.
+            dict; for others a file; default what comes with the model. "none" draws
+            the same weights each time.
 
     Raises:
         InputError: If the name is not understood.
@@ -111,15 +114,24 @@ def _torchvision_model(name: str, weights: str | None) -> nn.Module:
     from torchvision.models import get_model, get_model_weights, list_models
 
     if name not in list_models():
-        raise InputError(
-            f"torchvision has no model {name!r}. It has {', '.join(list_models())}."
-        )
+        meant = unknown_name(name, list_models(), "torchvision.models.list_models()")
+        raise InputError(f"torchvision has no model {name!r}. {meant}")
     known = get_model_weights(name)
     wanted = weights or "DEFAULT"
     if wanted.lower() == "none":
-        model: nn.Module = get_model(name, weights=None)
+        # The same numbers each time, or a store could never be continued.
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            model: nn.Module = get_model(name, weights=None)
     elif wanted in known.__members__:
-        model = get_model(name, weights=known[wanted])
+        try:
+            model = get_model(name, weights=known[wanted])
+        except OSError as error:  # URLError is one
+            raise ModelError(
+                f"The weights {known[wanted]} cannot be downloaded: {error}. Give "
+                f"--weights a file with a state dict, or none for a model that is not "
+                f"trained."
+            ) from error
     else:
         model = _with_weights(get_model(name, weights=None), wanted)
     return model

@@ -98,5 +98,8 @@ def store_table(info: Mapping[str, Any]) -> str:
         for name, layer in info["layers"].items()
     ]
     lines += ["", format_table(["layer", "shape", "dtype", "bytes"], rows)]
-    lines += ["", f"arrays in {info['zarr_path']}"]
+    if info["complete"]:
+        lines += ["", f"arrays in {info['zarr_path']}"]
+    else:
+        lines += ["", f"arrays will be in {info['zarr_path']} when it is finished"]
     return "\n".join(lines)

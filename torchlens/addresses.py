@@ -151,7 +151,7 @@ def output_sites(graph: Graph, place: Place) -> tuple[Site, ...]:
                 f"The forward was stopped before {module_names(place.module)} "
                 "returned. Stop later, or ask for something before."
             )
-        raise SelectorError(_no_tensor(place, paths, "output"))
+        raise SelectorError(_no_tensor(graph, place, paths, "output"))
     return tuple(_renamed(site, place) for site in found)
 
 
@@ -175,7 +175,7 @@ def input_sites(graph: Graph, place: Place) -> tuple[Site, ...]:
     ]
     if not found:
         paths = [leaf.path for call in calls for leaf in call.inputs]
-        raise SelectorError(_no_tensor(place, paths, "input"))
+        raise SelectorError(_no_tensor(graph, place, paths, "input"))
     return tuple(_renamed(site, place) for site in found)
 
 
@@ -229,7 +229,7 @@ def _renamed(site: Site, place: Place) -> Site:
     )
 
 
-def _no_tensor(place: Place, paths: list[Path], what: str) -> str:
+def _no_tensor(graph: Graph, place: Place, paths: list[Path], what: str) -> str:
     name = module_names(place.module)
     if not paths:
         return (
@@ -239,8 +239,16 @@ def _no_tensor(place: Place, paths: list[Path], what: str) -> str:
     known = listed(f"{place.address}{format_path(path)}" for path in paths)
     return (
         f"The {what} of {name} has no tensor at {format_path(place.path)}. "
-        f"Its tensors: {known}."
+        f"Its tensors: {known}.{_module_like(graph, place)}"
     )
+
+
+def _module_like(graph: Graph, place: Place) -> str:
+    """Return a sentence on the submodule that was meant, where one is called alike."""
+    written = f"{place.address}{format_path(place.path)}"
+    inside = [a for a in all_addresses(graph) if a.startswith(f"{place.address}.")]
+    close = nearest(written, inside) if "." in format_path(place.path) else ()
+    return f" Modules inside it: {listed(close)}." if close else ""
 
 
 def _unknown_module(graph: Graph, text: str) -> str:

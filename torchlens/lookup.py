@@ -205,7 +205,8 @@ def _refuse_all(graph: Graph) -> str:
     return (
         f"'all' is refused: it would keep {len(sites)} tensors, {sized(total)} for "
         f"each batch like the traced one (inputs {shapes or 'without tensors'}). Name "
-        "the layers you need, or write tl.everything() if you mean it."
+        "the layers you need, or write '**' for the output of every module, or "
+        "tl.everything() for every operation, if you mean it."
     )
 
 

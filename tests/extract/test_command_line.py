@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from urllib.error import URLError
 
 import numpy as np
 import pytest
@@ -296,6 +297,26 @@ def test_time_limit_exits_with_75_and_the_next_call_goes_on(
     assert main(command) == 0
 
 
+def test_an_interrupt_exits_with_130_and_without_a_traceback(
+    net: str,
+    rows: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("torchlens.extract.engine.extract_dataset", interrupted)
+    command = ["extract", f"{net}:build", rows, "-o", str(tmp_path / "s")]
+    command += ["--layers", "2"]
+    assert main(command) == 130
+    err = capsys.readouterr().err
+    assert err == "torchlens: interrupted; run the same command again to go on.\n"
+    with pytest.raises(KeyboardInterrupt):
+        main(["--debug", *command])
+
+
 @pytest.mark.multiprocess
 def test_module_runs_as_a_command(net: str, tmp_path: Path) -> None:
     root = Path(__file__).resolve().parents[2]
@@ -375,6 +396,29 @@ def test_torchvision_models_are_found_by_name() -> None:
     )
     with pytest.raises(InputError, match="has no model 'resnet19'.*resnet18"):
         load_model("torchvision:resnet19", None)
+
+
+def test_untrained_torchvision_models_are_the_same_each_time() -> None:
+    pytest.importorskip("torchvision")
+    before = torch.get_rng_state()
+    first, second = (
+        load_model("torchvision:squeezenet1_1", "none").state_dict() for _ in range(2)
+    )
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_weights_that_cannot_be_downloaded_say_what_else_there_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    models = pytest.importorskip("torchvision.models")
+
+    def offline(*_: object, **__: object) -> None:
+        raise URLError("no route")
+
+    monkeypatch.setattr(models, "get_model", offline)
+    with pytest.raises(ModelError, match="no route.*--weights"):
+        load_model("torchvision:squeezenet1_1", None)
 
 
 def test_transforms_come_with_torchvision_weights() -> None:
