@@ -4,111 +4,121 @@
 into a store, and `open_store` reads it.  Everything else here serves those.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .errors import (
-    BudgetError,
-    CaptureError,
-    DataError,
-    InputError,
-    ManifestError,
-    ModelError,
-    NonFiniteError,
-    PathDivergenceError,
-    PlanError,
-    ReplayError,
-    ResumeError,
-    SelectorError,
-    StoreError,
-    TorchLensError,
-    TorchLensWarning,
-)
-from .model_inputs import ModelInputs
-from .planner import plan
-from .plans import CapturePlan
-from .recording import pluck, record
-from .replayer import Replayer
-from .selectors import (
-    contains,
-    everything,
-    followed_by,
-    func,
-    in_module,
-    label,
-    label_contains,
-    module,
-    module_input,
-    module_type,
-    output,
-    preceded_by,
-    regex,
-    where,
-)
-from .streaming import stream
-from .tracing import trace, validate
-from .views import Trace
-
 if TYPE_CHECKING:
-    from .extract import extract_dataset
-    from .storage import Store, open_store
+    from .errors import (
+        BudgetError as BudgetError,
+        CaptureError as CaptureError,
+        DataError as DataError,
+        InputError as InputError,
+        ManifestError as ManifestError,
+        ModelError as ModelError,
+        NonFiniteError as NonFiniteError,
+        PathDivergenceError as PathDivergenceError,
+        PlanError as PlanError,
+        ReplayError as ReplayError,
+        ResumeError as ResumeError,
+        SelectorError as SelectorError,
+        StoreError as StoreError,
+        TorchLensError as TorchLensError,
+        TorchLensWarning as TorchLensWarning,
+    )
+    from .extract import extract_dataset as extract_dataset
+    from .model_inputs import ModelInputs as ModelInputs
+    from .planner import plan as plan
+    from .plans import CapturePlan as CapturePlan
+    from .recording import (
+        pluck as pluck,
+        record as record,
+    )
+    from .replayer import Replayer as Replayer
+    from .selectors import (
+        contains as contains,
+        everything as everything,
+        followed_by as followed_by,
+        func as func,
+        in_module as in_module,
+        label as label,
+        label_contains as label_contains,
+        module as module,
+        module_input as module_input,
+        module_type as module_type,
+        output as output,
+        preceded_by as preceded_by,
+        regex as regex,
+        where as where,
+    )
+    from .storage import (
+        Store as Store,
+        open_store as open_store,
+    )
+    from .streaming import stream as stream
+    from .tracing import (
+        trace as trace,
+        validate as validate,
+    )
+    from .views import Trace as Trace
 
-__all__ = [
-    "BudgetError",
-    "CaptureError",
-    "CapturePlan",
-    "DataError",
-    "InputError",
-    "ManifestError",
-    "ModelError",
-    "ModelInputs",
-    "NonFiniteError",
-    "PathDivergenceError",
-    "PlanError",
-    "ReplayError",
-    "Replayer",
-    "ResumeError",
-    "SelectorError",
-    "Store",
-    "StoreError",
-    "TorchLensError",
-    "TorchLensWarning",
-    "Trace",
-    "contains",
-    "everything",
-    "extract_dataset",
-    "followed_by",
-    "func",
-    "in_module",
-    "label",
-    "label_contains",
-    "module",
-    "module_input",
-    "module_type",
-    "open_store",
-    "output",
-    "plan",
-    "pluck",
-    "preceded_by",
-    "record",
-    "regex",
-    "stream",
-    "trace",
-    "validate",
-    "where",
-]
+# Where each public name lives.  A module is loaded when one of its names is first used:
+# fifty small modules would add a tenth to what importing torch costs.
+_HOMES = {
+    "BudgetError": "errors",
+    "CaptureError": "errors",
+    "CapturePlan": "plans",
+    "DataError": "errors",
+    "InputError": "errors",
+    "ManifestError": "errors",
+    "ModelError": "errors",
+    "ModelInputs": "model_inputs",
+    "NonFiniteError": "errors",
+    "PathDivergenceError": "errors",
+    "PlanError": "errors",
+    "ReplayError": "errors",
+    "Replayer": "replayer",
+    "ResumeError": "errors",
+    "SelectorError": "errors",
+    "Store": "storage",
+    "StoreError": "errors",
+    "TorchLensError": "errors",
+    "TorchLensWarning": "errors",
+    "Trace": "views",
+    "contains": "selectors",
+    "everything": "selectors",
+    "extract_dataset": "extract",
+    "followed_by": "selectors",
+    "func": "selectors",
+    "in_module": "selectors",
+    "label": "selectors",
+    "label_contains": "selectors",
+    "module": "selectors",
+    "module_input": "selectors",
+    "module_type": "selectors",
+    "open_store": "storage",
+    "output": "selectors",
+    "plan": "planner",
+    "pluck": "recording",
+    "preceded_by": "selectors",
+    "record": "recording",
+    "regex": "selectors",
+    "stream": "streaming",
+    "trace": "tracing",
+    "validate": "tracing",
+    "where": "selectors",
+}
+
+__all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> Any:
-    """Import the engine and the store when they are first asked for.
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'torchlens' has no attribute {name!r}")
+    value = getattr(import_module(f".{home}", __name__), name)
+    globals()[name] = value
+    return value
 
-    Most interactive work needs neither, and an import should cost what torch costs.
-    """
-    if name == "extract_dataset":
-        from .extract import extract_dataset
 
-        return extract_dataset
-    if name in ("Store", "open_store"):
-        from . import storage
-
-        return getattr(storage, name)
-    raise AttributeError(f"module 'torchlens' has no attribute {name!r}")
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})
