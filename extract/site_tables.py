@@ -17,6 +17,8 @@ from torchlens.units import counted, shaped, sized
 
 __all__ = ["module_table", "op_table", "store_table"]
 
+_FAILED_SHOWN = 10
+
 
 def module_table(model: nn.Module, inputs: ModelInputs) -> str:
     """Return one line for each module output, by the address that names it."""
@@ -92,7 +94,12 @@ def store_table(info: Mapping[str, Any]) -> str:
             f"{run['identity'].get('model', {}).get('class_name', 'unknown')}"
         )
     if info["failed_rows"]:
-        lines.append(f"{len(info['failed_rows'])} rows could not be read")
+        failed = info["failed_rows"]
+        first = ", ".join(map(str, failed[:_FAILED_SHOWN]))
+        more = ", .." if len(failed) > _FAILED_SHOWN else ""
+        lines.append(
+            f"rows that could not be read and are empty, {len(failed)}: {first}{more}"
+        )
     rows = [
         [name, shaped(layer["shape"]), layer["dtype"], sized(layer["bytes"])]
         for name, layer in info["layers"].items()

@@ -173,6 +173,13 @@ def test_extract_reads_a_folder_of_images(
     store = open_store(tmp_path / "s")
     assert store.ids == ("a.png", "b.png")
     assert (store[store.layers[0]][:] == 1).all()
+    (folder / "c.png").write_bytes(b"no image")
+    command[4] = str(tmp_path / "t")
+    command += ["--transform", f"{net}:prepare", "--on-error", "skip"]
+    assert main(command) == 0
+    capsys.readouterr()
+    assert main(["info", command[4]]) == 0
+    assert "not be read and are empty, 1: 2\n" in capsys.readouterr().out
 
 
 def test_info_and_verify_read_a_store(
