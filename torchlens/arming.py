@@ -155,7 +155,7 @@ def _armed_forward(
     name, limit = catch.key.address, catch.num_calls
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        if relay.thread != get_ident():
+        if not relay.thread or relay.thread != get_ident():
             return inner(*args, **kwargs)
         calls[0] = call = calls[0] + 1
         watch = watches.get(call)

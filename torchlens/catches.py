@@ -62,7 +62,8 @@ class Relay:
     """What the hooks of one installation share during one forward.
 
     `thread` is the thread of that forward while tensors are wanted, else 0: another
-    thread may run the same model meanwhile, and its tensors are not ours.
+    thread may run the same model meanwhile, and its tensors are not ours.  Hooks look
+    whether it is 0 first: Dynamo cannot compile through a question for the thread.
     `doubtful` tells that a module was called from another place than planned: whether
     it is the planned call shows only when the forward has made all of its calls.
     """

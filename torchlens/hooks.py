@@ -177,7 +177,7 @@ class _ModuleSites:
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             output = inner(*args, **kwargs)
-            if relay.thread == get_ident():
+            if relay.thread and relay.thread == get_ident():
                 if calls[0]:
                     too_many_calls(relay, name, 1)
                 calls[0] = 1
@@ -195,7 +195,7 @@ class _ModuleSites:
         inputs, outputs, checks = self.inputs, self.outputs, self._checks()
 
         def forward(*args: Any, **kwargs: Any) -> Any:
-            if relay.thread != get_ident():
+            if not relay.thread or relay.thread != get_ident():
                 return inner(*args, **kwargs)
             # Numbered on entry, so that a module that calls itself keeps its numbers.
             calls[0] = call = calls[0] + 1
@@ -220,7 +220,7 @@ class _ModuleSites:
         checks = self._checks()
 
         def hook(module: nn.Module, args: Any, output: Any) -> None:
-            if relay.thread != get_ident():
+            if not relay.thread or relay.thread != get_ident():
                 return
             if not counted:
                 calls[0] += 1
@@ -239,7 +239,7 @@ class _ModuleSites:
         inputs, checks = self.inputs, self._checks()
 
         def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
-            if relay.thread != get_ident():
+            if not relay.thread or relay.thread != get_ident():
                 return
             calls[0] += 1
             found = inputs.get(calls[0])

@@ -45,12 +45,25 @@ class Sighting:
         unsafe: Catches whose tensor was written to after it was caught, or is a part
             of a larger memory.
         output: Tensors of the model's output; empty when the forward was ended early.
+        caught: Each site's tensor itself, and its write count then.
     """
 
     values: tuple[Tensor, ...]
     order: tuple[int, ...]
     unsafe: frozenset[int]
     output: tuple[Tensor, ...]
+    caught: tuple[tuple[Tensor, int | None], ...]
+
+    def reused_by(self, later: "Sighting") -> frozenset[int]:
+        """Return the catches whose memory a later run has written to or handed on."""
+        return frozenset(
+            index
+            for index, ((tensor, version), value) in enumerate(
+                zip(self.caught, self.values, strict=True)
+            )
+            if _is_unsafe(tensor, version, value)
+            or _memory(tensor) == _memory(later.caught[index][0])
+        )
 
 
 class Probe:
@@ -117,6 +130,7 @@ class Probe:
                 if _is_unsafe(tensor, version, clone)
             ),
             output=_tensors(output),
+            caught=tuple(seen[index][:2] for index in range(len(catches))),
         )
 
 
@@ -173,6 +187,11 @@ def _tensors(output: Any) -> tuple[Tensor, ...]:
 def is_batched(tensor: Tensor) -> bool:
     """Return whether `tensor` exists inside a transform such as vmap only."""
     return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
+
+
+def _memory(tensor: Tensor) -> int:
+    """Return the address of a tensor's memory; 0 where it has none."""
+    return tensor.untyped_storage().data_ptr()
 
 
 def _is_unsafe(tensor: Tensor, version: int | None, clone: Tensor) -> bool:

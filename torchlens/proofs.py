@@ -95,6 +95,7 @@ class _Gathering:
         self._allow = allow
         self._checks: list[Check] = []
         self._notes: list[str] = []
+        self._reused: frozenset[int] = frozenset()
 
     def evidence(self) -> Evidence:
         first = self._probe.sight(self._batch, self._catches)
@@ -116,7 +117,7 @@ class _Gathering:
             order=first.order,
             layouts=layouts,
             dtypes=tuple(str(value.dtype)[6:] for value in first.values),
-            unsafe=first.unsafe,
+            unsafe=first.unsafe | self._reused,
             checks=tuple(self._checks),
             notes=tuple(self._notes),
             fixed=fixed,
@@ -140,6 +141,7 @@ class _Gathering:
     def _check_twice(self, first: Sighting) -> bool:
         """Return whether the same batch gives the same values twice."""
         again = self._probe.sight(self._batch, self._catches, halt=True)
+        self._reused = first.reused_by(again)
         name = "same batch twice is identical"
         pairs = zip(self._names, first.values, again.values, strict=True)
         differing = [site for site, one, other in pairs if not _identical(one, other)]
@@ -223,11 +225,34 @@ class _Gathering:
                     'size only, pass allow=("fixed_batch",) with an example of that '
                     "size; short batches are then padded and cut."
                 ) from error
-        return [
+        proofs = [
             prove_axis(
                 [sighting.values[index] for sighting in sightings], by_value=by_value
             )
             for index in range(len(self._names))
+        ]
+        return self._turn(first, proofs) if by_value else proofs
+
+    def _turn(self, first: Sighting, proofs: list[Proof]) -> list[Proof]:
+        """Find rows that do not follow their samples: a model may sort its batch."""
+        order = PROBE_SAMPLES[0][::-1]
+        part = self._batch.take(order, self._axis)
+        try:
+            turned = self._probe.sight(part, self._catches, halt=True)
+        except Exception:
+            return proofs  # it takes sorted batches only, such as sequences by length
+
+        def follows(index: int, layout: RowLayout) -> bool:
+            rows = layout.rows(first.values[index], len(order))
+            return close(layout.rows(turned.values[index], len(order)), rows[[*order]])
+
+        return [
+            Proof("mixing", proof.layout, f"{proof.detail}, but rows are reordered")
+            if proof.kind == "rows"
+            and proof.layout is not None
+            and not follows(index, proof.layout)
+            else proof
+            for index, proof in enumerate(proofs)
         ]
 
     def _explain_mixing(

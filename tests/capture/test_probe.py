@@ -1,5 +1,6 @@
 """The proof of the batch axis, and the self-checks that a plan makes."""
 
+import itertools
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -286,3 +287,14 @@ def test_model_and_generators_are_left_as_found() -> None:
         assert "forward" not in vars(module)
         assert not module._forward_hooks
         assert not module._forward_pre_hooks
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_model_that_sorts_its_batch_is_refused(order: tuple[int, ...]) -> None:
+    class Sorting(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x[x[:, 0].argsort()]
+
+    x = torch.tensor([[0.0, 5.0], [1.0, 4.0], [2.0, 3.0]])[list(order)]
+    with pytest.raises(PlanError, match="mixes samples"):
+        plan(Sorting(), x, "self")

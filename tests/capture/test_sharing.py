@@ -196,3 +196,34 @@ def test_a_model_that_is_watched_already_can_be_plucked_and_planned(
     assert torch.equal(torch.cat([first, next(iterator)[watched]]), wanted)
     close(iterator)
     assert_untouched(model, training=False)
+
+
+class Reusing(nn.Module):
+    """Writes into memory that an earlier batch was handed."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+        self.site = nn.Identity()
+        self.way = way
+        self.kept: dict[int, Tensor] = {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = self.linear(x).detach()
+        kept = self.kept.setdefault(len(x), rows)
+        if self.way == "zeroed" and kept is not rows:
+            kept.zero_()
+            self.kept[len(x)] = kept = rows
+        elif self.way == "copied" and kept is not rows:
+            kept.copy_(rows)
+        elif kept is not rows:
+            kept.numpy()[:] = rows.numpy()
+        return self.site(kept)
+
+
+@pytest.mark.parametrize("way", ["zeroed", "copied", "numpy"])
+def test_rows_stay_when_the_model_reuses_their_memory(way: str) -> None:
+    model, x = Reusing(way).eval(), torch.randn(12, 3)
+    expected = expected_of(model.linear, x)
+    rows = [batch["site"] for batch in stream(model, x.split(4), "site")]
+    assert torch.equal(torch.cat(rows), expected)
