@@ -416,11 +416,21 @@ class Stops(D):
     """Fails at one item until it is repaired."""
 
     broken = True
+    store: Path | None = None
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         if self.broken and index == 13:
+            self.await_commit()
             raise OSError("disk on fire")
         return super().__getitem__(index)
+
+    def await_commit(self) -> None:
+        """Let the block before be written, which happens in another thread."""
+        latest = time.monotonic() + 30
+        while self.store is not None and time.monotonic() < latest:
+            if list(self.store.glob("_run/*/commits/*.json")):
+                return
+            time.sleep(0.01)
 
 
 def test_f8_a_resumed_block_is_cut_into_the_same_batches(tmp_path: Path) -> None:
@@ -438,6 +448,7 @@ def test_f8_a_resumed_block_is_cut_into_the_same_batches(tmp_path: Path) -> None
 
 def test_f8_another_batch_size_may_finish_and_is_recorded(tmp_path: Path) -> None:
     model, data = MLP(), Stops(21)
+    data.store = tmp_path / "store"
     with pytest.raises(tl.DataError, match="disk on fire"):
         E(model, data, "first", tmp_path / "store", batch_size=4, block_rows=8)
     data.broken = False
