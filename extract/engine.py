@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from torchlens.errors import ResumeError
 from torchlens.lookup import Layers
 from torchlens.plans import CapturePlan
 from torchlens.storage import ArraySpec, Layout, RunSpec, Store, open_run
@@ -24,7 +25,7 @@ from .config import (
     as_dtype_names,
     as_location,
 )
-from .earlier_runs import find_plan, stored_layers
+from .earlier_runs import explain_refusal, find_plan, stored_layers
 from .forecast import choose_layout, forecast_run, plan_pieces
 from .interrupts import StopWatch
 from .job import DataOptions, Job, make_job
@@ -233,7 +234,10 @@ def open_job(job: Job, settings: Settings) -> OpenRun:
         block_rows=layout.block_rows,
         batch_size=batch_size,
     )
-    writer = open_run(settings.output_dir, spec, overwrite=settings.overwrite)
+    try:
+        writer = open_run(settings.output_dir, spec, overwrite=settings.overwrite)
+    except ResumeError as error:
+        raise explain_refusal(error) from None
     blocks = cut_blocks(job.num_rows, writer.layout.block_rows)
     pending = pending_blocks(blocks, writer.committed())
     if pending and not new:
