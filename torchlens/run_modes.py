@@ -59,12 +59,16 @@ class ModuleModes:
 
     def enter(self, stack: ExitStack) -> None:
         """Set the modes until `stack` closes."""
-        found = [module.training for module in self._modules]
+        found = self._read()
         stack.callback(self._set, found)
-        self._set(self._wanted)
+        if found != self._wanted:
+            self._set(self._wanted)
+
+    def _read(self) -> list[bool]:
+        return [module.training for module in self._modules]
 
     def _set(self, flags: list[bool]) -> None:
-        if [module.training for module in self._modules] == flags:
+        if self._read() == flags:
             return
         for module, flag in zip(self._modules, flags, strict=True):
             if module.training is not flag:
