@@ -61,8 +61,8 @@ if TYPE_CHECKING:
     )
     from .views import Trace as Trace
 
-# Where each public name lives.  A module is loaded when one of its names is first used:
-# fifty small modules would add a tenth to what importing torch costs.
+# Where each public name lives.  A module is loaded when one of its names is first used;
+# benchmarks/import_time.py prints what that saves.
 _HOMES = {
     "BudgetError": "errors",
     "CaptureError": "errors",
